@@ -1,0 +1,1 @@
+"""The experts: the AlphaMoE kernel, FlashInfer's, the stock Triton path and a torch reference."""

@@ -1,0 +1,1 @@
+"""CUDA sources, their launch rules and the just-in-time compiler."""

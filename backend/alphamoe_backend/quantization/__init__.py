@@ -1,0 +1,1 @@
+"""Quantisation formats of weights and activations."""

@@ -1,0 +1,1 @@
+"""The interactive dashboard of M buckets."""

@@ -1,0 +1,1 @@
+"""Record traced runs, keep them as run bundles, attribute kernels and judge what was witnessed."""

@@ -1,0 +1,1 @@
+"""Render what the passes computed: for a terminal and as JSON."""

@@ -1,0 +1,1 @@
+"""Replays of captured eager inputs under compute-sanitizer."""
