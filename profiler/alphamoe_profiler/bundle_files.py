@@ -1,0 +1,137 @@
+"""Names, atomic writes and bounded strict reads of the files of a run bundle."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, TypeVar
+
+import msgspec
+
+from alphamoe_tracers.errors import EvidenceError, UsageError
+
+T = TypeVar("T")
+
+MAX_JSON_BYTES = 64 << 20
+"""A JSON document of a bundle is small; anything above this is not one of ours."""
+_RANK_NAME = re.compile(r"rank=(0|[1-9][0-9]{0,5})(\.jsonl)?\Z")
+_RANK_FILE_NAME = re.compile(r"(0|[1-9][0-9]{0,5})\.json\Z")
+
+
+def rank_of_name(name: str) -> int | None:
+    """Return the rank in ``rank=3``, ``rank=3.jsonl`` or ``3.json``, null for any other spelling (``rank=03``)."""
+    match = _RANK_NAME.match(name) or _RANK_FILE_NAME.match(name)
+    return int(match.group(1)) if match else None
+
+
+def inside(root: Path, relative: str) -> Path:
+    """Return the path of a name that a bundle gives, refusing one that leads out of it.
+
+    Raises:
+        UsageError: the name is absolute, climbs with ``..`` or passes through a link that leaves the bundle.
+    """
+    pure = PurePosixPath(relative)
+    if not relative or pure.is_absolute() or ".." in pure.parts or "\\" in relative or "\0" in relative:
+        raise UsageError(f"{root}: the name {relative!r} leads out of the bundle", "do not use this bundle")
+    path = root / pure
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise UsageError(f"{root}: {relative} is a link out of the bundle", "do not use this bundle")
+    return path
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Open a temporary file beside ``path`` that takes its name, synced, when the block ends without an exception.
+
+    Raises:
+        AlphaMoEError subclasses: none; an ``OSError`` (a full disk) is passed on after the temporary file is removed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    with contextlib.suppress(OSError):  # some filesystems cannot sync a directory; the rename itself is done
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def refuse_non_finite(value: Any, where: str) -> None:
+    """Raise when a float anywhere in plain data is NaN or infinite.
+
+    msgspec writes those as null, which would turn a broken measurement into a missing one without a word.
+
+    Raises:
+        EvidenceError: with the path of the first such value.
+    """
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise EvidenceError(f"{where} is {value}", "a measurement that is not a number is not written")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            refuse_non_finite(item, f"{where}.{key}")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            refuse_non_finite(item, f"{where}[{index}]")
+
+
+def encode_json(record: Any, where: str, *, indent: int = 0) -> bytes:
+    """Encode a struct or plain data as one JSON document: sorted keys, no NaN; ``indent`` 0 gives one line.
+
+    Raises:
+        EvidenceError: a float is NaN or infinite.
+    """
+    plain = msgspec.to_builtins(record)
+    refuse_non_finite(plain, where)
+    text = msgspec.json.encode(plain, order="sorted")
+    return msgspec.json.format(text, indent=indent) + b"\n" if indent else text + b"\n"
+
+
+def read_json(path: Path, kind: type[T]) -> T:
+    """Read one JSON document strictly: no coercion, no unknown field, no NaN.
+
+    Raises:
+        EvidenceError: it is missing, unreadable, larger than ``MAX_JSON_BYTES``, or not of this kind.
+    """
+    try:
+        with path.open("rb") as stream:
+            text = stream.read(MAX_JSON_BYTES + 1)
+    except OSError as error:
+        raise EvidenceError(f"{path}: {error.strerror or error}", "was the run cut short?") from error
+    if len(text) > MAX_JSON_BYTES:
+        raise EvidenceError(f"{path}: larger than {MAX_JSON_BYTES >> 20} MiB", "this is not a file of a run bundle")
+    return decode_json(text, kind, str(path))
+
+
+def decode_json(text: bytes, kind: type[T], where: str) -> T:
+    """Decode one JSON document strictly.
+
+    Raises:
+        EvidenceError: it is malformed (with the byte where msgspec gives one) or not of this kind.
+    """
+    try:
+        return msgspec.json.decode(text, type=kind, strict=True)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise EvidenceError(f"{where}: {error}", "the file is damaged or was written by something else") from error
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes in hexadecimal."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
