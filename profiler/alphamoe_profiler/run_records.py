@@ -124,8 +124,11 @@ class MemorySnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     process_bytes: int | None = None
     """Of this rank's process on the device, null where the driver does not say."""
     host_rss_bytes: int | None = None
+    torch_allocated_bytes: int | None = None
+    """Of this rank in torch's allocator; kernels loaded outside torch are not in it."""
+    torch_reserved_bytes: int | None = None
     source: str | None = None
-    """Who measured: ``nvml``, ``torch``, ``procfs``."""
+    """Who measured the device: ``nvml``; ``procfs`` where only the host was measured."""
 
 
 class RankFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
