@@ -51,7 +51,7 @@ def refuse_capture(device: torch.device) -> None:
         )
 
 
-def _plan_groups(
+def plan_groups(
     sorted_token_ids: Tensor, expert_ids: Tensor, num_tokens_post_padded: Tensor, block_m: int, pairs: int
 ) -> list[tuple[int, Tensor]]:
     """Split the rows in use into (expert, pair ids int64) groups, without the padding."""
@@ -60,10 +60,10 @@ def _plan_groups(
     experts = expert_ids[: used // block_m].repeat_interleave(block_m)
     keep = (ids >= 0) & (ids < pairs) & (experts >= 0)
     present, counts = torch.unique_consecutive(experts[keep], return_counts=True)
-    return list(zip(present.tolist(), ids[keep].split(counts.tolist()), strict=True))
+    return list(zip(present.tolist(), torch.split(ids[keep], counts.tolist()), strict=True))
 
 
-def _block_scaled_product(x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor) -> Tensor:
+def block_scaled_product(x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor) -> Tensor:
     """Multiply x [n, K] by w [N, K] transposed, in float32, adding scaled 128-column sums in the order of K."""
     rows = w_scale.repeat_interleave(GROUP, dim=0)
     acc = torch.zeros((x.shape[0], w.shape[0]), dtype=torch.float32, device=x.device)
@@ -115,13 +115,13 @@ def alphamoe_fp8_block_scale_aligned_moe_reference(
     slices = gemm2_weights.shape[2] // GROUP
     flat_weights = topk_weights.reshape(-1).to(torch.float32)
     contributions = torch.zeros((slices, pairs, H), dtype=out.dtype, device=out.device)
-    groups = _plan_groups(sorted_token_ids, expert_ids, num_tokens_post_padded, block_m, pairs)
+    groups = plan_groups(sorted_token_ids, expert_ids, num_tokens_post_padded, block_m, pairs)
     for expert, pair_ids in groups:
         tokens = torch.div(pair_ids, top_k, rounding_mode="floor")
         # Moved as bytes: indexing is not implemented for the fp8 dtypes everywhere.
         x = hidden_states.view(torch.uint8)[tokens].view(hidden_states.dtype).to(torch.float32)
         w1, w1_scale = deinterleave_gated(gemm1_weights[expert], gemm1_weights_scale[expert])
-        gate_up = _block_scaled_product(x, hidden_states_scale[tokens], w1.to(torch.float32), w1_scale)
+        gate_up = block_scaled_product(x, hidden_states_scale[tokens], w1.to(torch.float32), w1_scale)
         gate, up = gate_up.chunk(2, dim=-1)
         q, q_scale = per_token_group_quant_fp8_reference(functional.silu(gate) * up)
         q32, w2 = q.to(torch.float32), gemm2_weights[expert].to(torch.float32)
@@ -166,10 +166,10 @@ def float64_oracle(
     present, counts = torch.unique_consecutive(topk_ids.reshape(-1)[order], return_counts=True)
     route_weights = topk_weights.reshape(-1).to(torch.float64) * routed_scaling_factor
     top_k = topk_ids.shape[1]
-    for expert, pair_ids in zip(present.tolist(), order.split(counts.tolist()), strict=True):
+    for expert, pair_ids in zip(present.tolist(), torch.split(order, counts.tolist()), strict=True):
         w1 = dequantize_blocks_fp8(weights.gate_up[expert], weights.gate_up_scale[expert], torch.float64)
         w2 = dequantize_blocks_fp8(weights.down[expert], weights.down_scale[expert], torch.float64)
-        for chunk in pair_ids.split(ORACLE_ROWS):
+        for chunk in torch.split(pair_ids, ORACLE_ROWS):
             tokens = torch.div(chunk, top_k, rounding_mode="floor")
             gate, up = (x[tokens] @ w1.T).chunk(2, dim=-1)
             hidden = functional.silu(gate) * up * route_weights[chunk, None]

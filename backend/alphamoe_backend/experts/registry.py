@@ -13,10 +13,12 @@ from alphamoe_backend.geometry import LocalGeometry
 from alphamoe_tracers.errors import UsageError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from alphamoe_backend.quantization.fp8 import ExpertWeights
     from alphamoe_backend.routing import AlignedPlan
+    from alphamoe_backend.workspaces import Workspaces
 
 RunnerBackend = Literal["flashinfer_alphamoe", "triton"]
 
@@ -92,8 +94,19 @@ class Experts(Protocol):
     def plan(self, topk_ids: Tensor) -> AlignedPlan:
         """Align topk_ids int32 [M, top_k] to the blocks that :meth:`run` wants for that M."""
 
-    def run(self, q: Tensor, q_scale: Tensor, plan: AlignedPlan, topk_weights: Tensor, out: Tensor) -> Tensor:
-        """Add the experts' partial result to ``out`` [M, H] from e4m3 [M, H] and scales float32 [M, H / 128]."""
+    def run(
+        self,
+        q: Tensor,
+        q_scale: Tensor,
+        plan: AlignedPlan,
+        topk_weights: Tensor,
+        dtype: torch.dtype,
+        workspaces: Workspaces | None = None,
+    ) -> Tensor:
+        """Give this rank's partial sum ``dtype`` [M, H] from e4m3 [M, H] and scales float32 [M, H / 128].
+
+        With workspaces the result is one of their buffers, which the next run in the same workspaces overwrites.
+        """
 
     def dispatch(self, hidden: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
         """Quantise, plan and run: hidden [M, H] to this rank's partial sum [M, H] in the same dtype."""

@@ -68,9 +68,9 @@ def _scale(amax: Tensor) -> Tensor:
 
 def per_token_group_quant_fp8_reference(x: Tensor, group: int = GROUP) -> tuple[Tensor, Tensor]:
     """Quantise activations in plain torch; see :func:`per_token_group_quant_fp8`, whose result is bitwise the same."""
-    groups = x.to(torch.float32).unflatten(-1, (-1, group))
+    groups = x.to(torch.float32).reshape(*x.shape[:-1], x.shape[-1] // group, group)
     scale = _scale(groups.abs().amax(dim=-1))
-    return _divide(groups, scale.unsqueeze(-1)).flatten(-2), scale
+    return _divide(groups, scale.unsqueeze(-1)).reshape(x.shape), scale
 
 
 def per_token_group_quant_fp8(x: Tensor, group: int = GROUP) -> tuple[Tensor, Tensor]:
@@ -96,6 +96,11 @@ def per_token_group_quant_fp8(x: Tensor, group: int = GROUP) -> tuple[Tensor, Te
     return per_token_group_quant_fp8_reference(x, group)
 
 
+def _blocks(w: Tensor) -> Tensor:
+    N, K = w.shape[-2:]
+    return w.reshape(*w.shape[:-2], N // GROUP, GROUP, K // GROUP, GROUP)
+
+
 def quantize_blocks_fp8(w: Tensor) -> tuple[Tensor, Tensor]:
     """Quantise weights by blocks of 128 x 128.
 
@@ -111,7 +116,7 @@ def quantize_blocks_fp8(w: Tensor) -> tuple[Tensor, Tensor]:
     N, K = w.shape[-2:]
     if N % GROUP or K % GROUP:
         raise UsageError(f"a weight of {N} x {K} cannot be cut into blocks of {GROUP} x {GROUP}")
-    blocks = w.to(torch.float32).unflatten(-1, (-1, GROUP)).unflatten(-3, (-1, GROUP))
+    blocks = _blocks(w.to(torch.float32))
     scale = _scale(blocks.abs().amax(dim=(-3, -1)))
     quantised = _divide(blocks, scale[..., :, None, :, None])
     return quantised.reshape(w.shape), scale
@@ -119,19 +124,19 @@ def quantize_blocks_fp8(w: Tensor) -> tuple[Tensor, Tensor]:
 
 def dequantize_blocks_fp8(w: Tensor, scale: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Give ``w`` [..., N, K] back in ``dtype``, each 128 x 128 block times its scale."""
-    blocks = w.to(dtype).unflatten(-1, (-1, GROUP)).unflatten(-3, (-1, GROUP))
-    return (blocks * scale.to(dtype)[..., :, None, :, None]).reshape(w.shape)
+    return (_blocks(w.to(dtype)) * scale.to(dtype)[..., :, None, :, None]).reshape(w.shape)
 
 
 def dequantize_groups_fp8(x: Tensor, scale: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Give activations ``x`` [M, K] back in ``dtype``, each group times its scale [M, K / group]."""
-    groups = x.to(dtype).unflatten(-1, (scale.shape[-1], -1))
-    return (groups * scale.to(dtype).unsqueeze(-1)).flatten(-2)
+    groups = x.to(dtype).reshape(*scale.shape, -1)
+    return (groups * scale.to(dtype).unsqueeze(-1)).reshape(x.shape)
 
 
-def _alternate(t: Tensor, rows: int) -> Tensor:
-    halves = t.unflatten(-2, (2, -1, rows))
-    return halves.transpose(-4, -3).flatten(-4, -2).contiguous()
+def _swap(t: Tensor, outer: int, rows: int) -> Tensor:
+    R, K = t.shape[-2:]
+    pieces = t.reshape(*t.shape[:-2], outer, R // (outer * rows), rows, K)
+    return pieces.transpose(-4, -3).reshape(t.shape).contiguous()
 
 
 def interleave_gated(w: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,13 +150,10 @@ def interleave_gated(w: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         The same shapes, contiguous: rows g0-7, u0-7, g8-15, ...; scales g0, u0, g1, ...
     """
     # Moved as bytes: not every device copies the fp8 dtype through arbitrary strides.
-    return _alternate(w.view(torch.uint8), INTERLEAVE_ROWS).view(w.dtype), _alternate(scale, 1)
+    return _swap(w.view(torch.uint8), 2, INTERLEAVE_ROWS).view(w.dtype), _swap(scale, 2, 1)
 
 
 def deinterleave_gated(w: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Undo :func:`interleave_gated`: all gate rows, then all up rows."""
-
-    def undo(t: Tensor, rows: int) -> Tensor:
-        return t.unflatten(-2, (-1, 2, rows)).transpose(-4, -3).flatten(-4, -2).contiguous()
-
-    return undo(w.view(torch.uint8), INTERLEAVE_ROWS).view(w.dtype), undo(scale, 1)
+    pairs, scale_pairs = w.shape[-2] // (2 * INTERLEAVE_ROWS), scale.shape[-2] // 2
+    return _swap(w.view(torch.uint8), pairs, INTERLEAVE_ROWS).view(w.dtype), _swap(scale, scale_pairs, 1)
