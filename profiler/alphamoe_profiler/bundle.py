@@ -30,9 +30,9 @@ from alphamoe_tracers.records import SCHEMA_VERSION, ModuleRecord
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from alphamoe_tracers.receipts import ReceiptFile
 
     from alphamoe_profiler.tables import TableRead
+    from alphamoe_tracers.receipts import ReceiptFile
 
 __all__ = [
     "BundleWriter",

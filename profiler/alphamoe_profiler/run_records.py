@@ -159,6 +159,8 @@ class RankFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     error: str | None
     clock: str
     """The clock of every timestamp of this rank."""
+    compute_capability: str | None = None
+    """``9.0`` on Hopper."""
     schema_version: int = 1
 
 

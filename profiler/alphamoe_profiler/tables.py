@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,6 +14,9 @@ from alphamoe_tracers.records import TABLES, check_table
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_NULL = {width: -(2 ** (width - 1)) for width in (8, 16, 32, 64)}
+"""Stands for null where rows are compared: the least integer of its width, which no record holds."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +90,12 @@ def _without_duplicates(table: pa.Table) -> pa.Table:
     if table.num_rows < 2:
         return table
     narrow = ("start_ns", "end_ns", "correlation_id", "graph_node_id", "symbol_id", "thread", "created_ns")
-    keys = table.select([c for c in narrow if c in table.column_names]).to_pandas()
+    keys = _exact_frame(table.select([c for c in narrow if c in table.column_names]))
     suspects = keys.duplicated(keep=False).to_numpy().nonzero()[0]
     if not len(suspects):
         return table
     # Only rows that agree in the narrow key are compared in full: a million rows by 22 columns would take seconds.
-    again: pd.Series[bool] = table.take(suspects).to_pandas().duplicated(keep="first")
+    again = _exact_frame(table.take(suspects)).duplicated(keep="first")
     drop = suspects[again.to_numpy()]
     if not len(drop):
         return table
@@ -101,6 +104,17 @@ def _without_duplicates(table: pa.Table) -> pa.Table:
     keep = np.ones(table.num_rows, dtype=bool)
     keep[drop] = False
     return table.filter(pa.array(keep))
+
+
+def _exact_frame(table: pa.Table) -> pd.DataFrame:
+    """Return a frame in which no id was rounded: pandas would turn an integer column with nulls into floats."""
+    columns: dict[str, Any] = {}
+    for field in table.schema:
+        column = table.column(field.name)
+        if pa.types.is_integer(field.type) and column.null_count:
+            column = column.fill_null(pa.scalar(_NULL[field.type.bit_width], field.type))
+        columns[field.name] = column
+    return pa.table(columns).to_pandas()
 
 
 def _first_line(error: BaseException) -> str:

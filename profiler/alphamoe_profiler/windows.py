@@ -1,0 +1,126 @@
+"""The recording window of one rank: its bounds, and whether absence inside it is proven."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from alphamoe_profiler.bundle_check import rank_problems
+from alphamoe_tracers.errors import EvidenceError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from alphamoe_profiler.bundle import RunBundle
+    from alphamoe_profiler.run_records import RankFile
+
+SENTINEL_PREFIX = "alphamoe_trace_sentinel_"
+SENTINEL_KINDS = ("open", "close", "step", "graph_open", "graph_close", "graph_step")
+
+
+@dataclass(frozen=True)
+class WindowBounds:
+    """Host times between which launches belong to the run's requests. Null where nothing says."""
+
+    open_ns: int | None
+    close_ns: int | None
+
+
+@dataclass(frozen=True)
+class WindowProof:
+    """Which conditions of a complete window failed on one rank; none means that absence is proven."""
+
+    rank_file: bool
+    """ranks/N.json is there and the rank ended by itself."""
+    collector_off: str | None
+    """The collector's reason when it recorded nothing."""
+    eager: tuple[str, ...]
+    """Failed conditions that matter to every execution."""
+    graph: tuple[str, ...]
+    """Failed conditions that matter to graph replays only."""
+
+    def failures(self, execution: str) -> tuple[str, ...]:
+        """Return the failed conditions for one execution, worst first."""
+        return self.eager if execution == "eager" else (*self.eager, *self.graph)
+
+    def complete(self, execution: str) -> bool:
+        """Say whether absence of a symbol in this execution is proven on this rank."""
+        return self.rank_file and self.collector_off is None and not self.failures(execution)
+
+
+def readable_rank_file(bundle: RunBundle, rank: int) -> RankFile | None:
+    """Return ranks/N.json where it is there and readable. What is wrong with it is told by ``bundle.check()``."""
+    try:
+        return bundle.rank_file(rank)
+    except EvidenceError:
+        return None
+
+
+def window_bounds(bundle: RunBundle, rank: int, frame: pd.DataFrame) -> WindowBounds:
+    """Return the window of one rank from its rank file, or from its sentinels where it was cut short.
+
+    Args:
+        bundle: the run.
+        rank: which rank.
+        frame: its kernels with ``base`` and ``start_ns``.
+    """
+    record = readable_rank_file(bundle, rank)
+    if record is not None and record.collector.window_open_ns is not None:
+        return WindowBounds(record.collector.window_open_ns, record.collector.window_close_ns)
+    opened = frame.loc[frame["base"] == f"{SENTINEL_PREFIX}open", "start_ns"]
+    return WindowBounds(int(opened.min()) if len(opened) else None, None)
+
+
+def prove_window(bundle: RunBundle, rank: int, frame: pd.DataFrame) -> WindowProof:
+    """Check every condition under which a symbol that was not recorded did not run.
+
+    Sentinels are counted again from the kernel records; only how many were launched is taken from the rank file.
+    """
+    record = readable_rank_file(bundle, rank)
+    if record is None:
+        return WindowProof(False, None, (f"no ranks/{rank}.json: the rank was cut short",), ())
+    collector = record.collector
+    off = (collector.reason or "the collector was off") if collector.state == "off" else None
+    seen = _sentinels_seen(frame)
+    launched: dict[str, int] = {count.kind: count.launched for count in collector.sentinels}
+    eager: list[str] = []
+    graph: list[str] = []
+    if collector.dropped:
+        eager.append(f"{collector.dropped} records were dropped, so counts are lower bounds")
+    eager += [f"no {kind} sentinel was launched" for kind in ("open", "close") if not launched.get(kind)]
+    for kind in SENTINEL_KINDS:
+        target = graph if kind.startswith("graph") else eager
+        if kind != "graph_step" and seen[kind] < launched.get(kind, 0):
+            target.append(f"{kind} sentinel seen {seen[kind]} times of {launched[kind]}")
+    graph += [
+        f"no {kind} sentinel was replayed, so node-level tracing is not proven"
+        for kind in ("graph_open", "graph_close")
+        if not launched.get(kind)
+    ]
+    damage = rank_problems(bundle, rank)
+    eager += [problem for problem in damage if record.ended == "complete" or "it ended by" not in problem]
+    return WindowProof(_ended_by_itself(bundle, record), off, tuple(eager), tuple(graph))
+
+
+def _ended_by_itself(bundle: RunBundle, record: RankFile) -> bool:
+    """Say whether the rank finished: a rank killed by a signal is not complete even if its file parses."""
+    if record.ended != "complete":
+        return False
+    try:
+        outcome = bundle.outcome()
+    except EvidenceError:
+        return False
+    ends = [end for end in outcome.ranks if end.rank == record.rank] if outcome else []
+    return all(end.exit_code == 0 and end.signal is None for end in ends)
+
+
+def _sentinels_seen(frame: pd.DataFrame) -> Counter[str]:
+    """Count sentinel kernels by kind; one inside a graph counts only with its node id."""
+    seen: Counter[str] = Counter()
+    bases = frame["base"].astype("object")
+    with_node = frame["graph_node_id"].notna()
+    for kind in SENTINEL_KINDS:
+        mask = bases == f"{SENTINEL_PREFIX}{kind}"
+        seen[kind] = int((mask & with_node).sum() if kind.startswith("graph") else mask.sum())
+    return seen
