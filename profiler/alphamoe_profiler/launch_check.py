@@ -47,7 +47,7 @@ def launch_shapes_ok(
     rows = np.flatnonzero((frame["base"] == RULED_SYMBOL).to_numpy() & (matched >= 0))
     if not len(rows):
         return pd.arrays.BooleanArray(ok, unknown)
-    recorded = frame.iloc[rows][list(SHAPE_COLUMNS)].to_numpy(np.int64)
+    recorded = frame.iloc[rows][list(SHAPE_COLUMNS)].to_numpy(np.int64, copy=True)
     # CUPTI gives a cluster of 0 where a kernel was launched without one.
     recorded[:, 6:9] = np.maximum(recorded[:, 6:9], 1)
     shape = submissions.rows["shape"].to_numpy()[matched[rows]]
