@@ -1,0 +1,184 @@
+"""The tensor-parallel group: one process a rank, NCCL with one GPU a rank and gloo otherwise.
+
+A world of one needs no process group and makes no collective. While a CUDA graph is being captured, a collective that
+a stream capture cannot hold (gloo works on the host) is handed to the capture in progress, which cuts the graph there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Literal, Protocol
+
+import torch
+import torch.distributed as dist
+
+from alphamoe_tracers.errors import AlphaMoEError
+
+CommunicationBackend = Literal["nccl", "gloo"]
+DEFAULT_TIMEOUT_S = 120.0
+
+
+class CollectiveCut(Protocol):
+    """A graph capture in progress that wants collectives as eager steps between its segments."""
+
+    def cut(self, name: str, layer: int | None, step: Callable[[], None]) -> None:
+        """End the segment, remember ``step`` to be run at each replay, and begin the next segment."""
+
+
+def choose_backend(device: str, ranks_share_a_gpu: bool) -> CommunicationBackend:
+    """Give ``nccl`` where each rank has a GPU of its own, else ``gloo`` (NCCL refuses two ranks on one GPU)."""
+    return "nccl" if device.startswith("cuda") and not ranks_share_a_gpu else "gloo"
+
+
+class TensorParallelGroup:
+    """The collectives of one rank.
+
+    Attributes:
+        rank: this process's tensor-parallel rank, never derived from a device index.
+        world_size: ranks in the group.
+        backend: None in a world of one.
+    """
+
+    def __init__(self, rank: int = 0, world_size: int = 1, backend: CommunicationBackend | None = None) -> None:
+        """Describe a group that is already connected; :meth:`connect` makes one."""
+        self.rank = rank
+        self.world_size = world_size
+        self.backend = backend if world_size > 1 else None
+        self._capture: CollectiveCut | None = None
+        self._staging: dict[torch.dtype, torch.Tensor] = {}
+
+    @classmethod
+    def connect(
+        cls,
+        rank: int,
+        world_size: int,
+        backend: CommunicationBackend,
+        init_method: str,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> TensorParallelGroup:
+        """Join the group that all ranks meet in at ``init_method``.
+
+        Args:
+            rank: 0 to ``world_size`` - 1.
+            world_size: 1 makes no process group.
+            backend: see :func:`choose_backend`.
+            init_method: ``tcp://127.0.0.1:PORT`` or ``file:///PATH`` of a path that does not exist yet.
+            timeout_s: how long joining, and later each collective, may wait for the other ranks.
+
+        Raises:
+            AlphaMoEError: when the other ranks do not come in time.
+        """
+        if world_size == 1:
+            return cls()
+        # NVLink multicast needs fabric rights that shared machines do not give, and its failure is a hang.
+        os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+        os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+        try:
+            dist.init_process_group(
+                backend,
+                init_method=init_method,
+                rank=rank,
+                world_size=world_size,
+                timeout=timedelta(seconds=timeout_s),
+                device_id=torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None,
+            )
+        except (RuntimeError, ValueError) as error:
+            raise AlphaMoEError(
+                f"rank {rank} could not join the group of {world_size} at {init_method}: {error}",
+                "Another rank died before it joined, or something else listens on that port.",
+            ) from error
+        return cls(rank, world_size, backend)
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a stream capture can hold this group's collectives."""
+        return self.backend != "gloo"
+
+    @contextmanager
+    def cutting(self, capture: CollectiveCut) -> Iterator[None]:
+        """Hand every all-reduce made inside to ``capture`` instead of making it."""
+        self._capture = capture
+        try:
+            yield
+        finally:
+            self._capture = None
+
+    def all_reduce(self, tensor: torch.Tensor, layer: int | None = None) -> torch.Tensor:
+        """Sum ``tensor`` over the ranks, in place.
+
+        Every rank gets the same bits: each element is summed once and then handed out, by gloo's ring as by NCCL.
+
+        Args:
+            tensor: contiguous, of one shape and dtype on all ranks.
+            layer: which layer it belongs to, for the range around it in a replayed graph.
+
+        Returns:
+            ``tensor`` itself.
+        """
+        if self._capture is not None:
+            self._capture.cut("all_reduce", layer, lambda: self._sum(tensor))
+        else:
+            self._sum(tensor)
+        return tensor
+
+    def agreed(self, token_ids: torch.Tensor) -> list[int]:
+        """Give the sampled ``token_ids`` [n] int64 to the host, checked to be the same on all ranks.
+
+        The ids come from replicated logits over all-reduced activations, so they are equal unless a collective is
+        broken or a rank computes something else. Taking rank 0's choice would hide just that, and going on with
+        different tokens would hang the ranks as soon as their step counts part: so they are compared, at the cost of
+        one tiny collective, and a difference ends the run on every rank at once.
+
+        Raises:
+            AlphaMoEError: when two ranks differ.
+        """
+        if self.world_size == 1:
+            ids: list[int] = token_ids.tolist()
+            return ids
+        on_host = token_ids.cpu() if self.backend == "gloo" else token_ids
+        # One maximum gives the largest and, negated, the smallest id over the ranks.
+        extremes = torch.stack([on_host, -on_host])
+        dist.all_reduce(extremes, op=dist.ReduceOp.MAX)
+        largest, negated_smallest = extremes.tolist()
+        if any(high != -low for high, low in zip(largest, negated_smallest, strict=True)):
+            raise AlphaMoEError(
+                f"ranks disagree on sampled tokens: ids up to {largest}, down to {[-low for low in negated_smallest]}",
+                "The ranks' activations have parted: an all-reduce did not sum what all of them gave.",
+            )
+        return list(largest)
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        if self.world_size > 1:
+            dist.barrier()
+
+    def close(self) -> None:
+        """Leave the group; afterwards this object makes no collective."""
+        if self.world_size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _sum(self, tensor: torch.Tensor) -> None:
+        if self.world_size == 1:
+            return
+        if self.backend == "nccl" or not tensor.is_cuda:
+            dist.all_reduce(tensor)
+            return
+        # gloo sums on the host. Copies through one pinned buffer on the tensor's own stream keep the order obvious and
+        # mark no block of a graph's memory pool as used by gloo's side streams.
+        staged = self._pinned(tensor.dtype, tensor.numel())
+        staged.copy_(tensor.view(-1), non_blocking=True)
+        torch.cuda.current_stream(tensor.device).synchronize()
+        dist.all_reduce(staged)
+        tensor.view(-1).copy_(staged, non_blocking=True)
+
+    def _pinned(self, dtype: torch.dtype, numel: int) -> torch.Tensor:
+        held = self._staging.get(dtype)
+        if held is None or held.numel() < numel:
+            # The last copy out of the old buffer may still be running.
+            torch.cuda.current_stream().synchronize()
+            held = torch.empty(numel, dtype=dtype, pin_memory=True)
+            self._staging[dtype] = held
+        return held[:numel]
