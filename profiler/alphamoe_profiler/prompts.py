@@ -160,11 +160,11 @@ def _load_gsm8k(named_file: str) -> Gsm8k:
         return Gsm8k(rows, f"file {Path(named_file).name}")
     reasons = []
     for read in (_from_package, _from_hub):
-        content, source = read()
-        if content is None:
+        found, source = read()
+        if found is None:
             reasons.append(source)
             continue
-        rows = _checked_rows(content)
+        rows = _checked_rows(found)
         if rows is not None:
             return Gsm8k(rows, source)
         reasons.append(f"{source} has other rows than the pinned test set")

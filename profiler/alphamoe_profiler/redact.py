@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 
@@ -9,12 +10,10 @@ REDACTED = "[redacted]"
 
 # Words of an option's or variable's name. "token" is one secret; "tokens" (--max-new-tokens) is a count.
 _SECRET_WORDS = frozenset(
-    "apikey auth authorization bearer cookie credential credentials passphrase passwd password pwd secret secrets token"
-    " accesskey privatekey userpass".split()
+    {"accesskey", "apikey", "auth", "authorization", "bearer", "cookie", "credential", "credentials", "passphrase"}
+    | {"passwd", "password", "privatekey", "pwd", "secret", "secrets", "token", "userpass"}
 )
-_SECRET_PAIRS = frozenset(
-    {("api", "key"), ("access", "key"), ("private", "key"), ("secret", "key"), ("signing", "key"), ("encryption", "key")}
-)
+_KEY_OWNERS = frozenset({"access", "api", "encryption", "private", "secret", "signing"})
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _OPTION = re.compile(r"(?P<name>--?[A-Za-z][\w.-]*)=(?P<value>.*)\Z", re.DOTALL)
 _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)\Z", re.DOTALL)
@@ -38,13 +37,15 @@ _KNOWN_SHAPES = re.compile(
 
 
 def names_a_secret(name: str) -> bool:
-    """Say whether an option or a variable of this name holds a secret (``--api-key``, ``HF_TOKEN``, ``userPassword``)."""
+    """Say whether an option or variable of this name holds a secret (``--api-key``, ``HF_TOKEN``, ``userPassword``)."""
     words = [word.lower() for word in _WORD.findall(name)]
-    return not _SECRET_WORDS.isdisjoint(words) or not _SECRET_PAIRS.isdisjoint(zip(words, words[1:], strict=False))
+    return not _SECRET_WORDS.isdisjoint(words) or any(
+        owner in _KEY_OWNERS and key == "key" for owner, key in itertools.pairwise(words)
+    )
 
 
 def redact_text(text: str) -> str:
-    """Return the text without credentials of a known shape: headers, bearer tokens, URL user info, queries, API keys."""
+    """Return the text without credentials of a known shape: headers, bearers, URL user info, queries, API keys."""
     text = _HEADER.sub(lambda match: f"{match[1]}{match[2]}{REDACTED}", text)
     text = _BEARER.sub(lambda match: f"{match[1]} {REDACTED}", text)
     text = _USERINFO.sub(lambda match: f"{match['scheme']}{REDACTED}@", text)

@@ -61,14 +61,15 @@ def _git_state(folders: dict[str, Path]) -> tuple[str | None, bool | None]:
     if _git(here, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None, None
     commit = _git(here, "rev-parse", "--verify", "HEAD")
-    changes = _git(here, "status", "--porcelain", "--untracked-files=all", "--", *(str(path) for path in folders.values()))
+    paths = [str(path) for path in folders.values()]
+    changes = _git(here, "status", "--porcelain", "--untracked-files=all", "--", *paths)
     return (commit.strip() if commit else None), (None if changes is None else bool(changes.strip()))
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(  # noqa: S607 -- git is found on PATH, as everywhere
-            ["git", "-C", str(folder), *arguments],
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],  # noqa: S607 -- git is found on PATH, as everywhere
             capture_output=True,
             text=True,
             timeout=_GIT_TIMEOUT_S,

@@ -1,0 +1,186 @@
+"""The command line ``alphamoe-trace``: picks a command, catches once, and keeps tracebacks from users.
+
+Nothing heavy is imported here: ``--help`` must answer in a few times the start-up time of Python itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn, Protocol, cast
+
+from alphamoe_tracers.errors import AlphaMoEError, UsageError
+
+PROGRAM = "alphamoe-trace"
+DEBUG_VARIABLE = "ALPHAMOE_TRACE_DEBUG"
+DEFAULT_COMMAND = "trace"
+
+# Name, module, one line of help. A command's module is imported only when it is the one that runs.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "trace": ("alphamoe_profiler.commands.trace", "record one traced run on all ranks and say what was witnessed"),
+    "show": ("alphamoe_profiler.commands.show", "print the report of a recorded run again"),
+    "doctor": ("alphamoe_profiler.commands.doctor", "say what this machine can do and what is missing"),
+}
+
+_EPILOG = f"""\
+examples:
+  {PROGRAM} --ranks 4 --prompt gsm8k:17      row 17 of the GSM8K test set, five-shot, on four ranks
+  {PROGRAM} --prompt "text:Hello" --ranks 2  any text; without a known command the words are those of "trace"
+  {PROGRAM} show alphamoe-runs/RUN           the same report again, from the files of the run
+  {PROGRAM} doctor                           before the first run, or when a run was INCONCLUSIVE
+  {PROGRAM} trace --help                     all options of a command
+
+exit codes: 0 done, 1 failed or cut short, 2 usage, 3 evidence missing or damaged
+"""
+
+
+class Command(Protocol):
+    """What the module of one command offers."""
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Add the command's options, description and examples."""
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Do it and return the exit code; raise AlphaMoEError for what a user can mend."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that raises one-line usage errors instead of printing its usage and exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the message.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(message, f"{self.prog} --help lists the options")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: the words after the program's name; the process's own when null.
+
+    Returns:
+        The exit code. Failures are told in one line on stderr; with ``ALPHAMOE_TRACE_DEBUG=1`` tracebacks are shown.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _dispatch(words)
+        sys.stdout.flush()
+    except AlphaMoEError as error:
+        return _fail(error, str(error), error.hint, error.exit_code)
+    except KeyboardInterrupt as error:
+        return _fail(error, "interrupted", "", 130)
+    except BrokenPipeError:
+        # The reader of our output (head, less) left; Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 141
+    except Exception as error:  # the last line of defence: a bug is told in one line too
+        return _unexpected(error)
+    return code
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words:
+        sys.stderr.write(_top_help())
+        return 2
+    if words[0] in ("-h", "--help", "help"):
+        sys.stdout.write(_top_help())
+        return 0
+    if words[0] in ("-V", "--version"):
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            sys.stdout.write(f"{PROGRAM} {version(PROGRAM)}\n")
+        except PackageNotFoundError:
+            sys.stdout.write(f"{PROGRAM} (not installed: run from a source folder)\n")
+        return 0
+    name = DEFAULT_COMMAND
+    if words[0] in COMMANDS:
+        name = words.pop(0)
+    elif not words[0].startswith("-"):
+        raise _unknown_command(words[0])
+    module, summary = COMMANDS[name]
+    # A module is the object that implements the protocol: mypy cannot see that through import_module.
+    command = cast(Command, importlib.import_module(module))
+    parser = Parser(
+        prog=f"{PROGRAM} {name}",
+        description=summary[0].upper() + summary[1:] + ".",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    command.prepare_parser(parser)
+    try:
+        args = parser.parse_args(words)
+    except SystemExit as end:  # only --help ends so: errors raise
+        return int(end.code or 0)
+    args.argv = [PROGRAM, *([name] if name != DEFAULT_COMMAND else []), *words]
+    return command.run(args)
+
+
+def _top_help() -> str:
+    listed = "\n".join(f"  {name:<8} {summary}" for name, (_, summary) in COMMANDS.items())
+    return (
+        f"usage: {PROGRAM} [COMMAND] [OPTIONS]\n\n"
+        "Evidence that a fused MoE kernel really ran: on every rank, in every execution mode, at every M.\n"
+        f"\ncommands:\n{listed}\n\n"
+        "options:\n  -h, --help     this text\n  -V, --version  the version\n\n" + _EPILOG
+    )
+
+
+def _unknown_command(word: str) -> UsageError:
+    import difflib
+
+    near = difflib.get_close_matches(word, COMMANDS, n=1, cutoff=0.5)
+    commands = ", ".join(COMMANDS)
+    return UsageError(
+        f"unknown command {word!r}", f"did you mean {near[0]!r}?" if near else f"the commands are {commands}"
+    )
+
+
+def _fail(error: BaseException, message: str, hint: str, code: int) -> int:
+    if _debugging():
+        import traceback
+
+        traceback.print_exception(error)
+    line = " ".join(message.split()).rstrip(".")
+    sys.stderr.write(f"{PROGRAM}: {line}" + (f" ({hint.strip().rstrip('.')})" if hint else "") + "\n")
+    return code
+
+
+def _unexpected(error: Exception) -> int:
+    if isinstance(error, OSError) and error.errno is not None and _is_a_machine_limit(error.errno):
+        place = f"{error.filename}: " if error.filename else ""
+        return _fail(error, f"{place}{error.strerror}", "make room or choose another directory with --out", 1)
+    import tempfile
+    import traceback
+
+    text = "".join(traceback.format_exception(error))
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix=f"{PROGRAM}-", suffix=".traceback", delete=False, encoding="utf-8", errors="backslashreplace"
+        ) as stream:
+            stream.write(text)
+        where = f"the traceback is in {stream.name}"
+    except OSError:
+        where = f"set {DEBUG_VARIABLE}=1 to see the traceback"
+    return _fail(error, f"unexpected {type(error).__name__}: {error}", where, 1)
+
+
+def _is_a_machine_limit(number: int) -> bool:
+    import errno
+
+    return number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE)
+
+
+def _debugging() -> bool:
+    return os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

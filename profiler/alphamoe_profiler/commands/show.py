@@ -1,0 +1,35 @@
+"""``alphamoe-trace show``: print the report of a recorded run again."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+_EXAMPLES = """\
+examples:
+  alphamoe-trace show alphamoe-runs/20260131T120000Z-gsm8k-17-1f2e3d
+  alphamoe-trace show RUN --json | jq .verdict
+  alphamoe-trace show RUN --json report.json
+
+exit codes: 0 printed, whatever the verdict; 2 not a run bundle; 3 damaged beyond reading
+"""
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``show``."""
+    parser.epilog = _EXAMPLES
+    parser.add_argument("run", type=Path, metavar="RUN", help="directory of a run bundle")
+    parser.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help="print one JSON document instead, or write it to FILE"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the report."""
+    report(args.run, args.json)
+    return 0
+
+
+def report(path: Path, json_target: str | None) -> None:
+    """Print."""
+    print(path)

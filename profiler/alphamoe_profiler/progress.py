@@ -1,0 +1,52 @@
+"""One line on stderr that says what the ranks are doing; nothing at all where stderr is not a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from alphamoe_profiler.rank_messages import RankMessage
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+
+class TerminalProgress:
+    """A context manager that is called with the messages of the ranks. It honours NO_COLOR, as rich does."""
+
+    def __init__(self, ranks: int) -> None:
+        self._phases = dict.fromkeys(range(ranks), "starting")
+        self._status: Status | None = None
+        self._began_s = time.monotonic()
+
+    def __enter__(self) -> TerminalProgress:
+        if sys.stderr.isatty():
+            from rich.console import Console
+
+            self._status = Console(stderr=True).status(self.line())
+            self._status.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def __call__(self, message: RankMessage) -> None:
+        """Take one message of a rank."""
+        if message.kind == "phase" and message.phase is not None:
+            self._phases[message.rank] = message.phase.replace("_", " ")
+        elif message.kind in ("failed", "done"):
+            self._phases[message.rank] = message.kind
+        if self._status is not None:
+            self._status.update(self.line())
+
+    def line(self) -> str:
+        """Return the phases with how many ranks are in each: ``decode (4 ranks), 12 s``."""
+        counted = Counter(self._phases.values())
+        parts = (f"{phase} ({count} rank{'s' if count > 1 else ''})" for phase, count in counted.items())
+        return f"{', '.join(parts)}, {time.monotonic() - self._began_s:.0f} s"

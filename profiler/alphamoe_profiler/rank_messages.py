@@ -1,0 +1,102 @@
+"""What the launcher gives a rank, and what a rank tells the launcher while it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Literal
+
+import msgspec
+
+from alphamoe_tracers.records import Execution
+
+STOP = b"stop"
+"""The one word that the launcher sends: end in order, soon."""
+
+EXIT_FAILED = 1
+EXIT_STOPPED = 75
+"""A rank that ended because the launcher told it to."""
+EXIT_ORPHANED = 76
+"""A rank that ended because its launcher was gone."""
+
+
+@dataclass(frozen=True)
+class RankRequest:
+    """One request as every rank serves it."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RankTask:
+    """Everything that one rank needs to know. It crosses to the new process by pickle, written and read by us only."""
+
+    run_id: str
+    out: str
+    """Directory of the run bundle; run.json is there already."""
+    rank: int
+    world_size: int
+    device: str
+    """``cpu`` or ``cuda:N``."""
+    gpu_uuid: str | None
+    shared_gpu: bool
+    rendezvous: str
+    """``file:///...`` of a path that does not exist yet."""
+    model: str
+    layers: int
+    dtype: str
+    moe_runner_backend: str
+    executions: tuple[Execution, ...]
+    cuda_graph_bs_decode: tuple[int, ...] | None
+    cuda_graph_bs_prefill: tuple[int, ...] | None
+    max_new_tokens: int
+    seed: int
+    requests: tuple[RankRequest, ...]
+    nvtx: bool
+    receipts: bool
+    collector_off: str | None
+    """Why the collector must stay off, or null."""
+    inject_fault: str | None
+    launcher_pid: int
+    spawned_ns: int
+    """``time.monotonic_ns()`` when the launcher started the process."""
+    threads: int
+    """Threads that torch may use on the CPU."""
+    timeout_s: float
+
+
+class ServedRequest(msgspec.Struct, frozen=True):
+    """One completion, as rank 0 hands it to the launcher, which holds the tokenizer."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    finish_reason: str | None
+    executions: tuple[Execution, ...]
+    timings_s: dict[str, float]
+
+
+class RankMessage(msgspec.Struct, frozen=True):
+    """One message of a rank."""
+
+    kind: Literal["phase", "served", "failed", "done"]
+    rank: int
+    at_ns: int
+    """``time.monotonic_ns()``: one clock for all processes of a machine."""
+    phase: str | None = None
+    error: str | None = None
+    """One line. For ``failed``."""
+    served: tuple[ServedRequest, ...] = ()
+
+
+_decoder = msgspec.json.Decoder(RankMessage)
+
+
+def send(connection: Connection, message: RankMessage) -> None:
+    """Send one message; raises OSError when the launcher is gone."""
+    connection.send_bytes(msgspec.json.encode(message))
+
+
+def receive(connection: Connection) -> RankMessage:
+    """Receive one message; raises EOFError when the rank is gone."""
+    return _decoder.decode(connection.recv_bytes())
