@@ -22,7 +22,7 @@ VALIDATED: tuple[LocalGeometry, ...] = (
 
 @dataclass(frozen=True)
 class AdmissionRequest:
-    """A layer that wants the fused experts, in a serving engine's terms. Dtypes are torch's names without ``torch.``."""
+    """A layer that wants the fused experts, in a serving engine's terms. Dtypes are torch's names for them."""
 
     geometry: MoEGeometry
     world_size: int

@@ -32,7 +32,7 @@ class EnvironmentEntry(TypedDict):
 class _EnvField(Generic[T]):
     def __init__(self, name: str, default: T, help_text: str) -> None:
         self.name = name
-        self.default = default
+        self.default: T = default
         self.help_text = help_text
 
     def parse(self, raw: str) -> T:
@@ -132,8 +132,8 @@ def receipts_armed(*, serving: bool = False) -> bool:
     """Say whether receipts are to be written now.
 
     Args:
-        serving: asked by a serving process, where ``SGLANG_FLASHINFER_ALPHAMOE_TRACE_SHAPES`` switches them on; a traced
-            run has them on unless ``ALPHAMOE_TRACE_RECEIPTS`` is off.
+        serving: asked by a serving process, where ``SGLANG_FLASHINFER_ALPHAMOE_TRACE_SHAPES`` switches them on; a
+            traced run has them on unless ``ALPHAMOE_TRACE_RECEIPTS`` is off.
 
     Returns:
         True when they are on and the arm file, where one is named, exists.

@@ -1,4 +1,4 @@
-"""One MoE layer as a serving process calls it: router, quantisation, experts, with ranges and submissions around them."""
+"""One MoE layer as a serving process calls it: router, quantisation, experts, and the evidence of each."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class AlphaMoELayer:
             hidden: bfloat16 (or float32) [M, H], M the dispatch M, graph padding included.
 
         Returns:
-            [M, H] in the same dtype. With workspaces it is one of their buffers: read it before the next layer's forward.
+            [M, H] in the same dtype. With workspaces it is one of their buffers, to be read before the next forward.
         """
         if hidden.shape[0] == 0:
             return torch.empty_like(hidden)

@@ -28,7 +28,7 @@ def fused_moe_kernel(
 ):
     """Multiply the rows of one block of the plan by BLOCK_N weight rows of its expert.
 
-    a e4m3 [*, K] is read at row ``pair // A_ROW_DIVISOR``; b is e4m3 [E, N, K]; row ``pair`` of c [pairs, N] is written.
+    a e4m3 [*, K] is read at row ``pair // A_ROW_DIVISOR``; b is e4m3 [E, N, K]; c [pairs, N] is written at ``pair``.
     One step of K is one scale group of 128, so that each partial product is scaled once.
     """
     GROUP_K: tl.constexpr = 128

@@ -1,4 +1,4 @@
-"""FlashInfer's own AlphaMoE kernel on Blackwell. Written from its documented interface; not run on that hardware yet."""
+"""FlashInfer's own AlphaMoE kernel on Blackwell. Written from its documented interface, not yet run on it."""
 
 from __future__ import annotations
 
