@@ -1,0 +1,632 @@
+// Fused W8A8 mixture-of-experts kernel for Hopper (sm_90a): one launch does the up GEMM, SwiGLU, the requantisation
+// to e4m3 and the down GEMM of every expert, and adds the weighted rows into `out` (bf16, zeroed by the caller).
+//
+// Layouts are those of FlashInfer's alphamoe_fp8_block_scale_aligned_moe (see experts/alphamoe_w8a8.py).
+//
+// How the work is cut:
+//   * a window is TOKENS / 8 consecutive plan blocks of 8 rows; a run is a stretch of a window with one expert;
+//   * a cluster of CLUSTER CTAs owns (window, 128-wide slice of the intermediate); CTA r of it owns 256 / CLUSTER
+//     interleaved gate/up rows over all of H, then H / CLUSTER rows of the down weights over the slice;
+//   * between the two GEMMs the CTAs push their SwiGLU values into each other's shared memory, because the scale of
+//     the requantisation is a maximum over the whole slice.
+// Weight rows are the M operand of the tensor core and tokens the N operand. The 8-row interleave puts 8 gate and
+// 8 up rows in each 16-row tile, so accumulators c0/c2 and c1/c3 of one thread are gate/up pairs of one token.
+//
+// Compile-time shape (-D): TOKENS, CLUSTER, WARPS_K, STAGES, DOWN_TILES, WGMMA, MIN_CTAS. launch.py lists the sets in
+// use and repeats the shared memory layout below; the kernel traps when the two disagree.
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+constexpr int THREADS = 256;
+constexpr int WARPS = 8;
+constexpr int BLOCK_M = 8;                            // rows of a plan block: one n8 tile
+constexpr int ROWS_A_PASS = THREADS / 8;              // 128-byte rows that all threads copy at once, 8 lanes a row
+constexpr int K_BLOCK = 128;                          // quantisation block; also one swizzled row of shared memory
+constexpr int N_TILES = TOKENS / BLOCK_M;             // n8 tiles of a full window
+constexpr int UP_ROWS = 256 / CLUSTER;                // interleaved gate/up rows of this CTA
+constexpr int UP_TILES = UP_ROWS / 16;                // the same in m16 tiles
+constexpr int WARPS_M = WARPS / WARPS_K;              // warps along rows; the others split K
+constexpr int UP_MT = UP_TILES / WARPS_M;             // m16 tiles of a warp
+constexpr int UP_KBLOCK_BYTES = (UP_ROWS + TOKENS) * K_BLOCK;
+constexpr int UP_ITEM_BYTES = WARPS_K * UP_KBLOCK_BYTES;
+constexpr int DOWN_ROWS = WARPS * DOWN_TILES * 16;    // down rows of one pipeline item
+constexpr int DOWN_ITEM_BYTES = DOWN_ROWS * K_BLOCK;
+constexpr int SLOT_BYTES = UP_ITEM_BYTES > DOWN_ITEM_BYTES ? UP_ITEM_BYTES : DOWN_ITEM_BYTES;
+constexpr int ACT_STRIDE = 132;                       // floats; 128 plus padding, so that a fragment hits 32 banks
+constexpr int REDUCE_BYTES = WARPS_K > 1 ? WARPS_K * UP_TILES * N_TILES * 512 : 0;
+constexpr int STAGING_WARP_BYTES = DOWN_TILES * 256;  // 8 tokens x 16 rows of bf16 for each m16 tile
+constexpr int STAGING_BYTES = WARPS * STAGING_WARP_BYTES;
+constexpr int SCRATCH_BYTES = REDUCE_BYTES > STAGING_BYTES ? REDUCE_BYTES : STAGING_BYTES;
+
+constexpr int RING_AT = 0;
+constexpr int QUANT_AT = RING_AT + STAGES * SLOT_BYTES;          // e4m3 [TOKENS, 128], swizzled
+constexpr int ACT_AT = QUANT_AT + TOKENS * K_BLOCK;              // f32 [TOKENS, ACT_STRIDE]
+constexpr int SCRATCH_AT = ACT_AT + TOKENS * ACT_STRIDE * 4;     // K-split partial sums, later output staging
+constexpr int ROWS_AT = SCRATCH_AT + SCRATCH_BYTES;              // token, route weight, requantisation scale
+constexpr int SCALES_AT = ROWS_AT + 3 * TOKENS * 4;              // x [H/128, TOKENS], gate+up [2, H/128], down [H/128]
+
+static_assert(TOKENS % BLOCK_M == 0 && TOKENS <= 64, "a window is 1 to 8 plan blocks");
+static_assert(CLUSTER == 1 || CLUSTER == 2 || CLUSTER == 4 || CLUSTER == 8, "portable cluster sizes");
+static_assert(WARPS_M * WARPS_K == WARPS && UP_MT * WARPS_M == UP_TILES && UP_MT >= 1, "warps must tile the rows");
+static_assert(N_TILES == 1 || N_TILES % 2 == 0, "token fragments are loaded for two n8 tiles at a time");
+static_assert(DOWN_TILES == 1 || DOWN_TILES == 2, "the output staging knows one or two m16 tiles");
+static_assert(!WGMMA || (CLUSTER == 1 && WARPS_K == 1 && UP_MT == 2 && DOWN_TILES == 2), "wgmma needs 64-row tiles");
+static_assert(SLOT_BYTES % 1024 == 0 && UP_ROWS % 8 == 0 && QUANT_AT % 1024 == 0, "swizzle atoms are 8 rows");
+static_assert(STAGES >= 3, "one slot is being read, one refilled, one in flight");
+
+// ---- PTX ------------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ u32 smem_address(const void *p) {
+    return static_cast<u32>(__cvta_generic_to_shared(p));
+}
+
+// `bytes` below the copy size zero-fills the rest; 0 reads nothing.
+__device__ __forceinline__ void copy16(u32 dst, const void *src, u32 bytes) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void copy4(u32 dst, const void *src, u32 bytes) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <int PENDING> __device__ __forceinline__ void copies_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+#if WGMMA
+    // NOTES: wgmma reads shared memory through the async proxy, cp.async and st.shared write through the generic one.
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ u32 cluster_rank() {
+    u32 r;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+    return r;
+}
+
+__device__ __forceinline__ void cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+__device__ __forceinline__ u32 peer_address(u32 local, u32 rank) {
+    u32 r;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(local), "r"(rank));
+    return r;
+}
+
+__device__ __forceinline__ void peer_store(u32 address, float v) {
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
+}
+
+__device__ __forceinline__ void load_matrices(u32 (&r)[4], u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+__device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ u32 pack_bf16(float low, float high) {
+    u32 r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+
+// Round to nearest even, saturating; a NaN stays a NaN.
+__device__ __forceinline__ u32 pack_e4m3(float v0, float v1, float v2, float v3) {
+    u16 low, high;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(v1), "f"(v0));
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(v3), "f"(v2));
+    return static_cast<u32>(low) | (static_cast<u32>(high) << 16);
+}
+
+// Transposing store of 8x8 bf16 matrices: lane l gives the address of stored row l % 8 of matrix l / 8.
+__device__ __forceinline__ void store_transposed(u32 address, const u32 (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]),
+                 "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+
+__device__ __forceinline__ void store_transposed(u32 address, const u32 (&r)[2]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(r[0]), "r"(r[1])
+                 : "memory");
+}
+
+__device__ __forceinline__ uint4 load_shared16(u32 address) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(address)
+                 : "memory");
+    return v;
+}
+
+__device__ __forceinline__ void add_bf16x8(u16 *dst, const uint4 &v) {
+    asm volatile("red.global.add.noftz.v4.bf16x2 [%0], {%1, %2, %3, %4};" ::"l"(dst), "r"(v.x), "r"(v.y), "r"(v.z),
+                 "r"(v.w)
+                 : "memory");
+}
+
+// Opaque to the compiler, which would otherwise keep a hoisted 64-bit address for each row.
+__device__ __forceinline__ const u8 *advanced(const u8 *p, int bytes) {
+    asm volatile("{.reg .s64 w; cvt.s64.s32 w, %1; add.s64 %0, %0, w;}" : "+l"(p) : "r"(bytes));
+    return p;
+}
+
+// Byte offset of 16-byte chunk `chunk` of 128-byte row `row`: the 128-byte swizzle, which wgmma understands too.
+__device__ __forceinline__ u32 swizzled(int row, int chunk) {
+    return static_cast<u32>(row * K_BLOCK + ((chunk ^ (row & 7)) << 4));
+}
+
+// The same for the output staging, where a token's row is DOWN_TILES * 32 bytes.
+__device__ __forceinline__ u32 staged(int token, int matrix) {
+    return DOWN_TILES == 2 ? token * 64 + ((matrix ^ ((token >> 1) & 3)) << 4)
+                           : token * 32 + ((matrix ^ ((token >> 2) & 1)) << 4);
+}
+
+// ---- one 128-wide K block -----------------------------------------------------------------------------------------
+
+#if WGMMA
+
+// Shared memory descriptor: K-major, 128-byte swizzle, 8-row atoms 1024 bytes apart.
+__device__ __forceinline__ u64 descriptor(u32 address) {
+    return static_cast<u64>((address & 0x3FFFF) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62);
+}
+
+#define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+
+template <int N> __device__ __forceinline__ void wgmma_k32(float *d, u64 a, u64 b, int accumulate) {
+    if constexpr (N == 16) {
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %10, 0; "
+                     "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {%0, %1, %2, %3, %4, %5, %6, %7}, "
+                     "%8, %9, p, 1, 1;}"
+                     : D4(0), D4(4)
+                     : "l"(a), "l"(b), "r"(accumulate));
+    } else if constexpr (N == 32) {
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %18, 0; "
+                     "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, "
+                     "%10, %11, %12, %13, %14, %15}, %16, %17, p, 1, 1;}"
+                     : D4(0), D4(4), D4(8), D4(12)
+                     : "l"(a), "l"(b), "r"(accumulate));
+    } else if constexpr (N == 48) {
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %26, 0; "
+                     "wgmma.mma_async.sync.aligned.m64n48k32.f32.e4m3.e4m3 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, "
+                     "%10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23}, %24, %25, p, 1, 1;}"
+                     : D4(0), D4(4), D4(8), D4(12), D4(16), D4(20)
+                     : "l"(a), "l"(b), "r"(accumulate));
+    } else {
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0; "
+                     "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, "
+                     "%10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, "
+                     "%29, %30, %31}, %32, %33, p, 1, 1;}"
+                     : D4(0), D4(4), D4(8), D4(12), D4(16), D4(20), D4(24), D4(28)
+                     : "l"(a), "l"(b), "r"(accumulate));
+    }
+}
+
+// Partial products of MT 64-row tiles of a warpgroup with the first N tokens, handed to `consume`.
+template <int MT, int N, typename Consume>
+__device__ __forceinline__ void wgmma_block(u32 weights, u32 tokens, Consume &&consume) {
+    float part[MT][N / 8][4];
+    const u64 b = descriptor(tokens);
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+    for (int mt = 0; mt < MT; ++mt) {
+        const u64 a = descriptor(weights + mt * WARPS * 16 * K_BLOCK);
+#pragma unroll
+        for (int kk = 0; kk < 4; ++kk) wgmma_k32<N>(&part[mt][0][0], a + kk * 2, b + kk * 2, kk);
+    }
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    // NOTES: ties the accumulators to the wait, so that nothing reads them before it.
+#pragma unroll
+    for (int mt = 0; mt < MT; ++mt)
+#pragma unroll
+        for (int i = 0; i < N / 2; ++i) asm volatile("" : "+f"((&part[mt][0][0])[i])::"memory");
+    consume(part);
+}
+
+#endif
+
+template <int MT, int NT> __device__ constexpr int n_tiles(const float (&)[MT][NT][4]) { return NT; }
+
+// One K block of 128: part[mt][nt] = (16 weight rows of this warp's tile mt) x (8 tokens of tile nt), given to
+// `consume` with at least `active` n8 tiles. Tile mt of warp row `warp_m` is tile mt * TILE_STRIDE + warp_m.
+template <int MT, int TILE_STRIDE, typename Consume>
+__device__ __forceinline__ void multiply_block(u32 weights, u32 tokens, int warp_m, int lane, int active,
+                                               Consume &&consume) {
+#if WGMMA
+    const u32 mine = weights + (warp_m >> 2) * 64 * K_BLOCK;
+    if (active > 6)
+        wgmma_block<MT, 64>(mine, tokens, consume);
+    else if (active > 4)
+        wgmma_block<MT, 48>(mine, tokens, consume);
+    else if (active > 2)
+        wgmma_block<MT, 32>(mine, tokens, consume);
+    else
+        wgmma_block<MT, 16>(mine, tokens, consume);
+#else
+    // Lane l gives the address of row l % 8 of 8x8 matrix l / 8.
+    const int matrix = lane >> 3;
+    const int a_row = warp_m * 16 + (matrix & 1) * 8 + (lane & 7);
+    float part[MT][N_TILES][4];
+#pragma unroll
+    for (int mt = 0; mt < MT; ++mt)
+#pragma unroll
+        for (int nt = 0; nt < N_TILES; ++nt)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) part[mt][nt][i] = 0.0f;
+    if constexpr (N_TILES == 1) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            u32 b[4];
+            load_matrices(b, tokens + swizzled(lane & 7, half * 4 + matrix));
+#pragma unroll
+            for (int k = 0; k < 2; ++k)
+#pragma unroll
+                for (int mt = 0; mt < MT; ++mt) {
+                    u32 a[4];
+                    load_matrices(a, weights + mt * TILE_STRIDE * 16 * K_BLOCK +
+                                         swizzled(a_row, (half * 2 + k) * 2 + (matrix >> 1)));
+                    mma(part[mt][0], a, b[k * 2], b[k * 2 + 1]);
+                }
+        }
+    } else {
+// Fully unrolled, this spills in the two-CTA variants.
+#pragma unroll 2
+        for (int kk = 0; kk < 4; ++kk) {
+            u32 a[MT][4];
+#pragma unroll
+            for (int mt = 0; mt < MT; ++mt)
+                load_matrices(a[mt],
+                              weights + mt * TILE_STRIDE * 16 * K_BLOCK + swizzled(a_row, kk * 2 + (matrix >> 1)));
+#pragma unroll
+            for (int nt = 0; nt < N_TILES; nt += 2) {
+                if (nt < active) {
+                    u32 b[4];
+                    load_matrices(b, tokens + swizzled(nt * 8 + (matrix >> 1) * 8 + (lane & 7), kk * 2 + (matrix & 1)));
+#pragma unroll
+                    for (int mt = 0; mt < MT; ++mt) {
+                        mma(part[mt][nt], a[mt], b[0], b[1]);
+                        mma(part[mt][nt + 1], a[mt], b[2], b[3]);
+                    }
+                }
+            }
+        }
+    }
+    consume(part);
+#endif
+}
+
+__device__ __forceinline__ float silu_times(float gate, float up) { return __fdividef(gate, 1.0f + __expf(-gate)) * up; }
+
+// ---- the kernel ---------------------------------------------------------------------------------------------------
+
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
+kernel_alpha_moe_w8a8_up_down(const u8 *__restrict__ hidden, const float *__restrict__ hidden_scale,
+                              const u8 *__restrict__ gemm1, const float *__restrict__ gemm1_scale,
+                              const u8 *__restrict__ gemm2, const float *__restrict__ gemm2_scale,
+                              const int *__restrict__ sorted_token_ids, const int *__restrict__ expert_ids,
+                              const int *__restrict__ num_tokens_post_padded, const float *__restrict__ topk_weights,
+                              u16 *out, int M, int E, int H, int I, int top_k, int plan_blocks, float routed_scale) {
+    extern __shared__ __align__(1024) u8 smem[];
+    const int tid = threadIdx.x;
+    const int warp = tid >> 5;
+    const int lane = tid & 31;
+    const int group = lane >> 2;  // row of an accumulator tile (and + 8)
+    const int quad = lane & 3;    // columns 2 * quad and 2 * quad + 1
+    const int rank = CLUSTER > 1 ? static_cast<int>(cluster_rank()) : 0;
+    const int window = blockIdx.x / CLUSTER;
+    const int slice = blockIdx.y;
+    const int k_blocks = H / K_BLOCK;
+
+    const u32 base = smem_address(smem);
+    float *const act = reinterpret_cast<float *>(smem + ACT_AT);
+    float *const scratch = reinterpret_cast<float *>(smem + SCRATCH_AT);
+    int *const row_token = reinterpret_cast<int *>(smem + ROWS_AT);  // -1 for padding
+    float *const row_weight = reinterpret_cast<float *>(smem + ROWS_AT) + TOKENS;
+    float *const row_scale = reinterpret_cast<float *>(smem + ROWS_AT) + 2 * TOKENS;
+    float *const x_scale = reinterpret_cast<float *>(smem + SCALES_AT);
+    float *const up_scale = x_scale + k_blocks * TOKENS;
+    float *const down_scale = up_scale + 2 * k_blocks;
+
+    {
+        u32 given;
+        asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(given));
+        if (given < SCALES_AT + static_cast<u32>(k_blocks) * (TOKENS + 3) * 4u) __trap();
+    }
+
+    // Step 1: the plan. Nothing beyond num_tokens_post_padded is trusted; the whole cluster leaves together.
+    const int first_block = window * N_TILES;
+    int blocks_end = *num_tokens_post_padded / BLOCK_M;
+    blocks_end = blocks_end < plan_blocks ? blocks_end : plan_blocks;
+    blocks_end = blocks_end < first_block + N_TILES ? blocks_end : first_block + N_TILES;
+    if (first_block >= blocks_end) return;
+
+    int flat = -1;
+    if (tid < TOKENS) {
+        if (tid < (blocks_end - first_block) * BLOCK_M) flat = sorted_token_ids[first_block * BLOCK_M + tid];
+        if (static_cast<u32>(flat) >= static_cast<u32>(M * top_k)) flat = -1;
+        row_token[tid] = flat < 0 ? -1 : flat / top_k;
+    }
+    __syncthreads();
+    if (tid < TOKENS) row_weight[tid] = flat < 0 ? 0.0f : topk_weights[flat] * routed_scale;
+
+#pragma unroll 1
+    for (int block = first_block; block < blocks_end;) {
+        const int expert = expert_ids[block];
+        int active = 1;
+        while (block + active < blocks_end && expert_ids[block + active] == expert) ++active;
+        const int row0 = (block - first_block) * BLOCK_M;
+        block += active;
+        if (static_cast<u32>(expert) >= static_cast<u32>(E)) continue;
+        const int rows = active * BLOCK_M;
+
+        // Peers may write into this CTA's `act` from here on: its last readers passed the barrier that ended the run.
+        if constexpr (CLUSTER > 1) cluster_arrive();
+
+        const u8 *const up_rows = gemm1 + (static_cast<size_t>(expert) * 2 * I + slice * 256 + rank * UP_ROWS) * H;
+        const u8 *const down_rows = gemm2 + static_cast<size_t>(expert) * H * I + slice * 128;
+        const int down_tiles = H / 16 / CLUSTER;          // m16 tiles of this CTA
+        const int down_row0 = rank * down_tiles * 16;
+        const int up_items = (k_blocks + WARPS_K - 1) / WARPS_K;
+        const int items = up_items + (down_tiles + WARPS * DOWN_TILES - 1) / (WARPS * DOWN_TILES);
+
+        // Copies 16-byte chunks of pipeline item `item` into ring slot `slot`; items past the end copy nothing.
+        auto issue = [&](int item, int slot) {
+            const u32 at = base + RING_AT + slot * SLOT_BYTES;
+            const int chunk = tid & 7;
+            if (item < up_items) {
+#pragma unroll
+                for (int k = 0; k < WARPS_K; ++k) {
+                    const int kb = item * WARPS_K + k;
+                    if (kb < k_blocks) {
+                        // One running pointer instead of an address a row: registers are what the wide variants lack.
+                        const u8 *src = up_rows + static_cast<u32>((tid >> 3) * H + kb * K_BLOCK + chunk * 16);
+                        const u32 dst = at + k * UP_KBLOCK_BYTES + swizzled(tid >> 3, chunk);
+#pragma unroll
+                        for (int r = 0; r < UP_ROWS; r += ROWS_A_PASS) {
+                            copy16(dst + r * K_BLOCK, src, 16);
+                            src = advanced(src, ROWS_A_PASS * H);
+                        }
+                    }
+                }
+                for (int i = tid; i < WARPS_K * TOKENS * 8; i += THREADS) {
+                    const int row = (i >> 3) % TOKENS;
+                    const int k = (i >> 3) / TOKENS;
+                    const int kb = item * WARPS_K + k;
+                    if (kb < k_blocks && row < rows) {
+                        const int token = row_token[row0 + row];
+                        const u8 *const src =
+                            hidden + static_cast<size_t>(token < 0 ? 0 : token) * H + kb * K_BLOCK + chunk * 16;
+                        copy16(at + k * UP_KBLOCK_BYTES + UP_ROWS * K_BLOCK + swizzled(row, chunk), src,
+                               token < 0 ? 0 : 16);
+                    }
+                }
+            } else if (item < items) {
+                const int tile0 = (item - up_items) * WARPS * DOWN_TILES;
+                const u8 *src = down_rows + static_cast<u32>((down_row0 + tile0 * 16 + (tid >> 3)) * I + chunk * 16);
+                const u32 dst = at + swizzled(tid >> 3, chunk);
+#pragma unroll
+                for (int r = 0; r < DOWN_ROWS; r += ROWS_A_PASS) {
+                    if (tile0 * 16 + r + (tid >> 3) < down_tiles * 16) copy16(dst + r * K_BLOCK, src, 16);
+                    src = advanced(src, ROWS_A_PASS * I);
+                }
+            }
+        };
+
+        // Step 2: fill the pipeline. The scales ride in the first group. One commit an item, always, also when it is
+        // empty, so that "all but the newest STAGES - 2 groups" is item q in iteration q.
+        for (int r = warp; r < rows; r += WARPS) {
+            const int token = row_token[row0 + r];
+            const float *const src = hidden_scale + static_cast<size_t>(token < 0 ? 0 : token) * k_blocks;
+            for (int kb = lane; kb < k_blocks; kb += 32)
+                copy4(smem_address(x_scale + kb * TOKENS + r), src + kb, token < 0 ? 0 : 4);
+        }
+        {
+            const int slices = I / 128;
+            const float *const s1 = gemm1_scale + (static_cast<size_t>(expert) * 2 * slices + 2 * slice) * k_blocks;
+            const float *const s2 = gemm2_scale + static_cast<size_t>(expert) * k_blocks * slices + slice;
+            for (int i = tid; i < 2 * k_blocks; i += THREADS) copy4(smem_address(up_scale + i), s1 + i, 4);
+            for (int i = tid; i < k_blocks; i += THREADS) copy4(smem_address(down_scale + i), s2 + i * slices, 4);
+        }
+#pragma unroll 1
+        for (int s = 0; s < STAGES - 1; ++s) {
+            issue(s, s);
+            copies_commit();
+        }
+
+        int slot = 0;
+        int refill = STAGES - 1;
+        // Waits for item q, lets every thread leave item q - 1, then refills the slot of q - 1.
+        auto advance = [&](int q) {
+            copies_wait<STAGES - 2>();
+            __syncthreads();
+            issue(q + STAGES - 1, refill);
+            copies_commit();
+        };
+        auto next_slot = [&]() {
+            refill = slot;
+            slot = slot + 1 == STAGES ? 0 : slot + 1;
+        };
+
+        // Step 3: up GEMM. fp32 partial of one K block, then acc += partial * weight scale * token scale.
+        const int warp_m = warp % WARPS_M;
+        const int warp_k = warp / WARPS_M;
+        float acc[UP_MT][N_TILES][4];
+#pragma unroll
+        for (int mt = 0; mt < UP_MT; ++mt)
+#pragma unroll
+            for (int nt = 0; nt < N_TILES; ++nt)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) acc[mt][nt][i] = 0.0f;
+
+#pragma unroll 1
+        for (int q = 0; q < up_items; ++q) {
+            advance(q);
+            const int kb = q * WARPS_K + warp_k;
+            if (kb < k_blocks) {
+                const u32 at = base + RING_AT + slot * SLOT_BYTES + warp_k * UP_KBLOCK_BYTES;
+                multiply_block<UP_MT, WARPS_M>(
+                    at, at + UP_ROWS * K_BLOCK, warp_m, lane, active, [&](const auto &part) {
+                        const float gate = up_scale[kb];
+                        const float up = up_scale[k_blocks + kb];
+#pragma unroll
+                        for (int nt = 0; nt < n_tiles(part); ++nt) {
+                            if (nt < active) {
+                                const float2 x =
+                                    *reinterpret_cast<const float2 *>(x_scale + kb * TOKENS + nt * 8 + quad * 2);
+#pragma unroll
+                                for (int mt = 0; mt < UP_MT; ++mt) {
+                                    acc[mt][nt][0] += part[mt][nt][0] * (gate * x.x);
+                                    acc[mt][nt][1] += part[mt][nt][1] * (gate * x.y);
+                                    acc[mt][nt][2] += part[mt][nt][2] * (up * x.x);
+                                    acc[mt][nt][3] += part[mt][nt][3] * (up * x.y);
+                                }
+                            }
+                        }
+                    });
+            }
+            next_slot();
+        }
+
+        // Step 4: SwiGLU, pushed to every CTA of the cluster.
+        if constexpr (CLUSTER > 1) cluster_wait();
+        auto push = [&](int tile, int nt, const float (&c)[4]) {
+            const int column = (rank * UP_TILES + tile) * 8 + group;
+            const int token = nt * 8 + quad * 2;
+            const float v0 = silu_times(c[0], c[2]);
+            const float v1 = silu_times(c[1], c[3]);
+            float *const at0 = act + token * ACT_STRIDE + column;
+            if constexpr (CLUSTER > 1) {
+                const u32 local = smem_address(at0);
+#pragma unroll
+                for (int peer = 0; peer < CLUSTER; ++peer) {
+                    const u32 there = peer_address(local, peer);
+                    peer_store(there, v0);
+                    peer_store(there + ACT_STRIDE * 4, v1);
+                }
+            } else {
+                at0[0] = v0;
+                at0[ACT_STRIDE] = v1;
+            }
+        };
+        if constexpr (WARPS_K > 1) {
+            float4 *const sums = reinterpret_cast<float4 *>(scratch);  // [WARPS_K][UP_TILES * N_TILES][32]
+#pragma unroll
+            for (int mt = 0; mt < UP_MT; ++mt)
+#pragma unroll
+                for (int nt = 0; nt < N_TILES; ++nt) {
+                    const int unit = (mt * WARPS_M + warp_m) * N_TILES + nt;
+                    sums[(warp_k * UP_TILES * N_TILES + unit) * 32 + lane] =
+                        make_float4(acc[mt][nt][0], acc[mt][nt][1], acc[mt][nt][2], acc[mt][nt][3]);
+                }
+            __syncthreads();
+            for (int unit = warp; unit < UP_TILES * N_TILES; unit += WARPS) {
+                if (unit % N_TILES < active) {
+                    float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+                    for (int k = 0; k < WARPS_K; ++k) {
+                        const float4 v = sums[(k * UP_TILES * N_TILES + unit) * 32 + lane];
+                        c[0] += v.x;
+                        c[1] += v.y;
+                        c[2] += v.z;
+                        c[3] += v.w;
+                    }
+                    push(unit / N_TILES, unit % N_TILES, c);
+                }
+            }
+        } else {
+#pragma unroll
+            for (int mt = 0; mt < UP_MT; ++mt)
+#pragma unroll
+                for (int nt = 0; nt < N_TILES; ++nt)
+                    if (nt < active) push(mt * WARPS_M + warp_m, nt, acc[mt][nt]);
+        }
+        if constexpr (CLUSTER > 1) {
+            cluster_arrive();
+            cluster_wait();
+        }
+        __syncthreads();
+
+        // Step 5: requantise, a warp a token. NOTES: fmaxf drops NaN, so a NaN cannot raise the scale, and its own
+        // quotient stays NaN; a zero scale multiplies instead of dividing, so zeros stay zeros and NaN stays NaN.
+        for (int r = warp; r < rows; r += WARPS) {
+            const float4 v = *reinterpret_cast<const float4 *>(act + r * ACT_STRIDE + lane * 4);
+            float peak = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+#pragma unroll
+            for (int d = 16; d > 0; d >>= 1) peak = fmaxf(peak, __shfl_xor_sync(0xFFFFFFFFu, peak, d));
+            const float scale = __fdiv_rn(peak, 448.0f);
+            const u32 q = scale > 0.0f ? pack_e4m3(__fdiv_rn(v.x, scale), __fdiv_rn(v.y, scale),
+                                                   __fdiv_rn(v.z, scale), __fdiv_rn(v.w, scale))
+                                       : pack_e4m3(v.x * 0.0f, v.y * 0.0f, v.z * 0.0f, v.w * 0.0f);
+            *reinterpret_cast<u32 *>(smem + QUANT_AT + swizzled(r, lane >> 2) + (lane & 3) * 4) = q;
+            if (lane == 0) row_scale[r] = scale;
+        }
+
+        // Step 6: down GEMM, one K block, and the weighted bf16 sums. Matrix i of a warp's staging is 8 output columns
+        // (half of an m16 tile) x 8 tokens, transposed on the way in, so that a token's 8 columns are 16 bytes.
+        constexpr int MATRICES = DOWN_TILES * 2;
+        const u32 staging = base + SCRATCH_AT + warp * STAGING_WARP_BYTES;
+        auto emit = [&](const auto &part, int tile0) {
+            const int lane_token = lane / MATRICES;
+            const int lane_matrix = lane % MATRICES;
+            const int lane_tile = tile0 + (lane_matrix >> 1) * WARPS + warp;
+            const int lane_column = down_row0 + lane_tile * 16 + (lane_matrix & 1) * 8;
+            const bool lane_stores = lane < 8 * MATRICES && lane_tile < down_tiles;
+            float ws[DOWN_TILES];
+#pragma unroll
+            for (int mt = 0; mt < DOWN_TILES; ++mt) {
+                const int tile = tile0 + mt * WARPS + warp;
+                ws[mt] = tile < down_tiles ? down_scale[(down_row0 + tile * 16) / K_BLOCK] : 0.0f;
+            }
+#pragma unroll
+            for (int nt = 0; nt < n_tiles(part); ++nt) {
+                if (nt < active) {
+                    const float2 s = *reinterpret_cast<const float2 *>(row_scale + nt * 8 + quad * 2);
+                    const float f0 = s.x * row_weight[row0 + nt * 8 + quad * 2];
+                    const float f1 = s.y * row_weight[row0 + nt * 8 + quad * 2 + 1];
+                    u32 packed[MATRICES];
+#pragma unroll
+                    for (int mt = 0; mt < DOWN_TILES; ++mt) {
+                        packed[mt * 2] = pack_bf16(part[mt][nt][0] * f0 * ws[mt], part[mt][nt][1] * f1 * ws[mt]);
+                        packed[mt * 2 + 1] = pack_bf16(part[mt][nt][2] * f0 * ws[mt], part[mt][nt][3] * f1 * ws[mt]);
+                    }
+                    store_transposed(staging + staged(lane & 7, (lane >> 3) % MATRICES), packed);
+                    __syncwarp();
+                    if (lane_stores) {
+                        const int token = row_token[row0 + nt * 8 + lane_token];
+                        const uint4 v = load_shared16(staging + staged(lane_token, lane_matrix));
+                        if (token >= 0) add_bf16x8(out + static_cast<size_t>(token) * H + lane_column, v);
+                    }
+                    __syncwarp();
+                }
+            }
+        };
+        // The barrier inside advance() publishes step 5, and its fence shows step 5 to wgmma.
+#pragma unroll 1
+        for (int q = up_items; q < items; ++q) {
+            advance(q);
+            const int tile0 = (q - up_items) * WARPS * DOWN_TILES;
+            if (tile0 + warp < down_tiles) {
+                multiply_block<DOWN_TILES, WARPS>(base + RING_AT + slot * SLOT_BYTES, base + QUANT_AT, warp, lane,
+                                                  active, [&](const auto &part) { emit(part, tile0); });
+            }
+            next_slot();
+        }
+        copies_wait<0>();
+        __syncthreads();
+    }
+}

@@ -1,0 +1,272 @@
+"""Compile CUDA sources with NVRTC, keep the cubins on disk, load them and remember what they were compiled from.
+
+Compiling needs no GPU. The disk cache (``ALPHAMOE_TRACE_CACHE_DIR``, else ``~/.cache/alphamoe-trace``) is keyed by the
+source, architecture, definitions and NVRTC version; an entry carries the hash of its cubin and is compiled again when
+it does not match. Of several processes that want one entry, one compiles and the others wait for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from alphamoe_backend.environ import CACHE_DIR
+from alphamoe_tracers.errors import AlphaMoEError
+
+_FORMAT = "alphamoe-cubin-1"
+# Generic lambdas are host functions to NVRTC without --device-as-default-execution-space.
+_OPTIONS = ("--std=c++17", "--device-as-default-execution-space", "--ptxas-options=-v")
+_USAGE = re.compile(r"Used (\d+) registers")
+_SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+
+
+class _Header(msgspec.Struct, frozen=True):
+    format: str
+    key: str
+    cubin_sha256: str
+    registers: int
+    spill_bytes: int
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """One compiled variant of a source."""
+
+    code: bytes
+    sha256: str
+    """Of ``code``; what a trace of loaded modules shows."""
+    source_sha256: str
+    """Of the .cu file."""
+    arch: str
+    registers: int
+    """Registers a thread, from the assembler's own report (0 where it gave none)."""
+    spill_bytes: int
+    """Bytes a thread that were spilled to local memory, stores and loads together."""
+    from_cache: bool
+
+
+@dataclass(frozen=True)
+class LoadedKernel:
+    """A kernel of a module that is loaded in the current context."""
+
+    function: Any
+    """``cuda.bindings.driver.CUfunction``."""
+    cubin: Cubin
+    module: Any
+    """Kept, because an unloaded module takes its functions along."""
+
+
+_known: dict[str, str] = {}
+_loaded: dict[tuple[str, str, tuple[tuple[str, int], ...], str, int, int], LoadedKernel] = {}
+_lock = threading.Lock()
+
+
+def known_sources() -> dict[str, str]:
+    """Map the sha256 of every cubin that this process loaded to the sha256 of the source it was compiled from."""
+    return dict(_known)
+
+
+def source_names() -> tuple[str, ...]:
+    """List the CUDA sources of this package, without their suffix."""
+    return tuple(
+        sorted(
+            entry.name.removesuffix(".cu")
+            for entry in resources.files(__package__).iterdir()
+            if entry.name.endswith(".cu")
+        )
+    )
+
+
+def source_text(source_name: str) -> bytes:
+    """Read one source.
+
+    Raises:
+        AlphaMoEError: the package has no such source.
+    """
+    try:
+        return (resources.files(__package__) / f"{source_name}.cu").read_bytes()
+    except FileNotFoundError:
+        raise AlphaMoEError(f"there is no CUDA source named {source_name!r}", hint=", ".join(source_names())) from None
+
+
+def _nvrtc() -> Any:
+    try:
+        from cuda.bindings import nvrtc
+    except ImportError:
+        raise AlphaMoEError(
+            "compiling the fused kernel needs NVRTC", hint="pip install cuda-bindings nvidia-cuda-nvrtc (Linux)"
+        ) from None
+    return nvrtc
+
+
+def nvrtc_version() -> str:
+    """Give the version of the NVRTC library, such as ``13.0``."""
+    nvrtc = _nvrtc()
+    error, major, minor = nvrtc.nvrtcVersion()
+    if error != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise AlphaMoEError(f"NVRTC does not tell its version ({error.name})")
+    return f"{major}.{minor}"
+
+
+def _compile(name: str, source: bytes, arch: str, defines: Mapping[str, int]) -> tuple[bytes, str]:
+    nvrtc = _nvrtc()
+    success = nvrtc.nvrtcResult.NVRTC_SUCCESS
+    error, program = nvrtc.nvrtcCreateProgram(source, f"{name}.cu".encode(), 0, [], [])
+    if error != success:
+        raise AlphaMoEError(f"NVRTC refused {name}.cu ({error.name})")
+    try:
+        options = [f"--gpu-architecture={arch}", *_OPTIONS, *(f"-D{key}={value}" for key, value in defines.items())]
+        (error,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+        _, size = nvrtc.nvrtcGetProgramLogSize(program)
+        log = b" " * size
+        nvrtc.nvrtcGetProgramLog(program, log)
+        text = log.decode(errors="replace").strip("\0 \n")
+        if error != success:
+            raise AlphaMoEError(f"{name}.cu does not compile for {arch} with {dict(defines)}:\n{text}")
+        _, size = nvrtc.nvrtcGetCUBINSize(program)
+        code = b" " * size
+        (error,) = nvrtc.nvrtcGetCUBIN(program, code)
+        if error != success or not size:
+            raise AlphaMoEError(f"NVRTC gave no cubin for {name}.cu and {arch} ({error.name})")
+        return code, text
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def cache_directory() -> Path:
+    """Give the folder of compiled kernels; it need not exist."""
+    chosen = CACHE_DIR.get()
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "alphamoe-trace"
+
+
+def _read_entry(path: Path, key: str) -> tuple[_Header, bytes] | None:
+    try:
+        head, _, code = path.read_bytes().partition(b"\n")
+        header = msgspec.json.decode(head, type=_Header)
+    except (OSError, msgspec.DecodeError):
+        return None
+    sound = header.format == _FORMAT and header.key == key and header.cubin_sha256 == hashlib.sha256(code).hexdigest()
+    return (header, code) if sound else None
+
+
+def _write_entry(path: Path, header: _Header, code: bytes) -> None:
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(header) + b"\n" + code)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def _one_compiler(path: Path) -> Iterator[None]:
+    """Hold the entry's lock file; the system releases it when a holder dies."""
+    import fcntl
+
+    with path.with_suffix(".lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def compile_cubin(source_name: str, arch: str, defines: Mapping[str, int]) -> Cubin:
+    """Compile one variant of a source, or take it from the disk cache. A cache that cannot be written is not used.
+
+    Args:
+        source_name: file name in this package, without ``.cu``.
+        arch: such as ``sm_90a``.
+        defines: macro definitions.
+
+    Raises:
+        AlphaMoEError: no NVRTC, no such source, or the source does not compile (with the compiler's log).
+    """
+    source = source_text(source_name)
+    source_sha256 = hashlib.sha256(source).hexdigest()
+    defines = dict(sorted(defines.items()))
+    described = msgspec.json.encode((source_sha256, arch, defines, nvrtc_version(), _OPTIONS))
+    key = hashlib.sha256(described).hexdigest()
+    path = cache_directory() / f"{source_name}-{arch}-{key[:24]}.cubin"
+
+    def compiled() -> tuple[_Header, bytes]:
+        code, log = _compile(source_name, source, arch, defines)
+        usage, spills = _USAGE.search(log), _SPILLS.search(log)
+        header = _Header(
+            format=_FORMAT,
+            key=key,
+            cubin_sha256=hashlib.sha256(code).hexdigest(),
+            registers=int(usage[1]) if usage else 0,
+            spill_bytes=int(spills[1]) + int(spills[2]) if spills else 0,
+        )
+        return header, code
+
+    entry = _read_entry(path, key)
+    from_cache = entry is not None
+    if entry is None:
+        with contextlib.ExitStack() as stack:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(_one_compiler(path))
+                writable = os.access(path.parent, os.W_OK)
+            except OSError:
+                writable = False
+            entry = _read_entry(path, key)
+            from_cache = entry is not None
+            if entry is None:
+                entry = compiled()
+                if writable:
+                    with contextlib.suppress(OSError):
+                        _write_entry(path, *entry)
+    header, code = entry
+    return Cubin(code, header.cubin_sha256, source_sha256, arch, header.registers, header.spill_bytes, from_cache)
+
+
+def checked(result: tuple[Any, ...]) -> Any:
+    """Unpack a ``cuda.bindings.driver`` result.
+
+    Raises:
+        AlphaMoEError: the driver reported an error; the message names it.
+    """
+    error, *values = result
+    if int(error) != 0:
+        raise AlphaMoEError(f"the CUDA driver reported {error.name}", hint="run again with CUDA_LAUNCH_BLOCKING=1")
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def load(
+    source_name: str, arch: str, defines: Mapping[str, int], symbol: str, dynamic_smem_bytes: int, device_index: int
+) -> LoadedKernel:
+    """Load a variant into the context of ``device_index``, which must be current, once a process and device.
+
+    Loading allocates, so do it before a graph is captured.
+
+    Args:
+        dynamic_smem_bytes: the most that a launch will ask for.
+
+    Raises:
+        AlphaMoEError: compiling or loading failed.
+    """
+    from cuda.bindings import driver
+
+    slot = (source_name, arch, tuple(sorted(defines.items())), symbol, dynamic_smem_bytes, device_index)
+    with _lock:
+        if slot not in _loaded:
+            cubin = compile_cubin(source_name, arch, defines)
+            module = checked(driver.cuModuleLoadData(cubin.code))
+            function = checked(driver.cuModuleGetFunction(module, symbol.encode()))
+            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            checked(driver.cuFuncSetAttribute(function, attribute, dynamic_smem_bytes))
+            _known[cubin.sha256] = cubin.source_sha256
+            _loaded[slot] = LoadedKernel(function, cubin, module)
+        return _loaded[slot]

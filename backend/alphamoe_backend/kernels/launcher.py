@@ -1,0 +1,181 @@
+"""Launch the fused kernel on torch's current stream, from handles and argument buffers that are made once."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from alphamoe_backend.geometry import LocalGeometry
+from alphamoe_backend.kernels import jit
+from alphamoe_backend.kernels.launch import (
+    MAX_H,
+    SOURCE_NAME,
+    SYMBOL,
+    LaunchShape,
+    Variant,
+    check_geometry,
+    choose_variant,
+    shape_for_blocks,
+    variants,
+)
+from alphamoe_tracers.errors import AlphaMoEError
+
+ARCH = "sm_90a"
+
+
+class _Arguments(ctypes.Structure):
+    """The kernel's parameters, in order."""
+
+    _fields_ = (
+        ("hidden", ctypes.c_void_p),
+        ("hidden_scale", ctypes.c_void_p),
+        ("gemm1", ctypes.c_void_p),
+        ("gemm1_scale", ctypes.c_void_p),
+        ("gemm2", ctypes.c_void_p),
+        ("gemm2_scale", ctypes.c_void_p),
+        ("sorted_token_ids", ctypes.c_void_p),
+        ("expert_ids", ctypes.c_void_p),
+        ("num_tokens_post_padded", ctypes.c_void_p),
+        ("topk_weights", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("M", ctypes.c_int),
+        ("E", ctypes.c_int),
+        ("H", ctypes.c_int),
+        ("I", ctypes.c_int),
+        ("top_k", ctypes.c_int),
+        ("plan_blocks", ctypes.c_int),
+        ("routed_scale", ctypes.c_float),
+    )
+
+
+class FusedLauncher:
+    """Launches the fused kernel on one device. Threads may share it."""
+
+    def __init__(self, device_index: int) -> None:
+        self._device_index = device_index
+        self._lock = threading.Lock()
+        self._thread = threading.local()
+        self._functions: dict[str, Any] = {}
+        self._configs: dict[LaunchShape, Any] = {}
+        self._streams: dict[int, Any] = {}
+        self._arguments = _Arguments()
+        start = ctypes.addressof(self._arguments)
+        offsets = [getattr(_Arguments, field[0]).offset for field in _Arguments._fields_]
+        self._pointers = (ctypes.c_void_p * len(offsets))(*(start + offset for offset in offsets))
+        self._pointers_address = ctypes.addressof(self._pointers)
+
+    def prepare(self) -> None:
+        """Load every variant. Loading is not allowed while a graph is being captured, launching is."""
+        with self._lock:
+            self._enter_device()
+            for variant in variants():
+                self._function(variant)
+
+    def _enter_device(self) -> None:
+        """Make the device's primary context current, which a thread that never called CUDA does not have."""
+        if getattr(self._thread, "entered", False) and torch.cuda.current_device() == self._device_index:
+            return
+        torch.cuda.set_device(self._device_index)
+        self._thread.entered = True
+
+    def _function(self, variant: Variant) -> Any:
+        function = self._functions.get(variant.name)
+        if function is None:
+            if torch.cuda.is_current_stream_capturing():
+                raise AlphaMoEError(
+                    f"variant {variant.name} of the fused kernel was first asked for inside a graph capture",
+                    hint="call alphamoe_w8a8.prepare(device) before capturing",
+                )
+            most = variant.dynamic_smem_bytes(MAX_H)
+            loaded = jit.load(SOURCE_NAME, ARCH, variant.defines(), SYMBOL, most, self._device_index)
+            function = self._functions[variant.name] = loaded.function
+        return function
+
+    def _config(self, shape: LaunchShape) -> Any:
+        config = self._configs.get(shape)
+        if config is None:
+            from cuda.bindings import driver
+
+            value = driver.CUlaunchAttributeValue()
+            value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = shape.cluster
+            cluster = driver.CUlaunchAttribute()
+            cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            cluster.value = value
+            config = driver.CUlaunchConfig()
+            config.gridDimX, config.gridDimY, config.gridDimZ = shape.grid
+            config.blockDimX, config.blockDimY, config.blockDimZ = shape.block
+            config.sharedMemBytes = shape.dynamic_smem_bytes
+            config.attrs = [cluster]
+            config.numAttrs = 1
+            self._configs[shape] = config
+        return config
+
+    def _stream(self, address: int) -> Any:
+        stream = self._streams.get(address)
+        if stream is None:
+            from cuda.bindings import driver
+
+            stream = self._streams[address] = driver.CUstream(address)
+        return stream
+
+    def launch(
+        self,
+        geometry: LocalGeometry,
+        tensors: tuple[Tensor, ...],
+        *,
+        M: int,
+        plan_blocks: int,
+        routed_scaling_factor: float,
+        variant: Variant | None = None,
+    ) -> LaunchShape:
+        """Launch once, without synchronising or allocating; may be captured.
+
+        Args:
+            tensors: the eleven tensors in the order of the kernel's parameters, checked by the caller.
+            plan_blocks: entries of ``expert_ids``.
+            variant: instead of the one that the launch rule chooses.
+
+        Returns:
+            The launch's shape.
+
+        Raises:
+            UsageError: the geometry is outside the kernel's limits.
+            AlphaMoEError: the driver refused the launch.
+        """
+        from cuda.bindings import driver
+
+        check_geometry(geometry)
+        chosen = variant or choose_variant(geometry, M)
+        shape = shape_for_blocks(geometry, chosen, plan_blocks)
+        stream = torch.cuda.current_stream(self._device_index).cuda_stream
+        with self._lock:
+            self._enter_device()
+            function = self._function(chosen)
+            config = self._config(shape)
+            config.hStream = self._stream(stream)
+            arguments = self._arguments
+            for (name, _), tensor in zip(_Arguments._fields_, tensors, strict=False):
+                setattr(arguments, name, tensor.data_ptr())
+            arguments.M, arguments.E, arguments.H = M, geometry.E, geometry.H
+            arguments.I, arguments.top_k, arguments.plan_blocks = geometry.I_local, geometry.top_k, plan_blocks
+            arguments.routed_scale = routed_scaling_factor
+            jit.checked(driver.cuLaunchKernelEx(config, function, self._pointers_address, 0))
+        return shape
+
+
+_launchers: dict[int, FusedLauncher] = {}
+_launchers_lock = threading.Lock()
+
+
+def launcher(device: torch.device) -> FusedLauncher:
+    """Give the launcher of a CUDA device."""
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    found = _launchers.get(index)
+    if found is None:
+        with _launchers_lock:
+            found = _launchers.setdefault(index, FusedLauncher(index))
+    return found
