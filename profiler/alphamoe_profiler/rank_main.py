@@ -94,6 +94,7 @@ class RankRun:
         self._gpu_name: str | None = None
         self._gpu_uuid: str | None = task.gpu_uuid
         self._sm_count: int | None = None
+        self._compute_capability: str | None = None
 
     def run(self) -> int:
         """Run to the end and return the exit code."""
@@ -208,6 +209,7 @@ class RankRun:
         properties = torch.cuda.get_device_properties(device)
         self._gpu_name = properties.name
         self._sm_count = properties.multi_processor_count
+        self._compute_capability = f"{properties.major}.{properties.minor}"
         uuid = getattr(properties, "uuid", None)
         if uuid is not None:
             # NVML numbers and CUDA numbers may differ; what torch opened is what is measured.
@@ -292,6 +294,7 @@ class RankRun:
             gpu_name=self._gpu_name,
             gpu_uuid=self._gpu_uuid,
             sm_count=self._sm_count,
+            compute_capability=self._compute_capability,
             shared_gpu=task.shared_gpu,
             collector=summary,
             receipts=self._receipt_count,

@@ -220,6 +220,9 @@ def _write_end(
 ) -> str | None:
     """Write requests.jsonl and outcome.json; returns why the run was cut short, or null."""
     error = ended.error
+    for folder in ("reports/logs", "reports"):
+        with contextlib.suppress(OSError):  # only an empty one goes: ranks with nothing to say leave no log
+            (writer.path / folder).rmdir()
     try:
         for record in request_records(requests, ended.served, tokenizer, error):
             writer.append_request(record)
