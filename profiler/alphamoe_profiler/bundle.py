@@ -70,6 +70,7 @@ class RunBundle:
         self._tables: dict[tuple[str, int], TableRead] = {}
         self._receipts: dict[int, ReceiptFile] = {}
         self._rank_files: dict[int, RankFile | EvidenceError | None] = {}
+        self._problems: dict[int, list[str]] = {}
 
     @classmethod
     def open(cls, path: Path | str) -> RunBundle:
@@ -126,7 +127,7 @@ class RunBundle:
         """Return the readable rows of one table of one rank, exact duplicates dropped; launches one a submission."""
         table = self.read_table(name, rank).table
         if name == "launches":
-            from alphamoe_tracers.cupti import fold_launches
+            from alphamoe_tracers.launches import fold_launches
 
             return fold_launches(table)
         return table
@@ -202,6 +203,14 @@ class RunBundle:
         from alphamoe_profiler.bundle_check import contradictions
 
         return contradictions(self)
+
+    def rank_problems(self, rank: int) -> list[str]:
+        """Say what is missing or damaged in one rank's files. What can be read is used all the same."""
+        from alphamoe_profiler.bundle_check import rank_problems
+
+        if self._rank_checked(rank) not in self._problems:
+            self._problems[rank] = rank_problems(self, rank)
+        return self._problems[rank]
 
     def check(self) -> list[str]:
         """Say everything that is wrong with this bundle, one sentence each, or nothing."""

@@ -23,7 +23,7 @@ def check(bundle: RunBundle) -> list[str]:
     """Say everything that is wrong with a bundle. See :meth:`RunBundle.check`."""
     problems = contradictions(bundle)
     for rank in bundle.ranks:
-        problems += rank_problems(bundle, rank)
+        problems += bundle.rank_problems(rank)
     try:
         outcome = bundle.outcome()
         for end in outcome.ranks if outcome else ():
@@ -39,7 +39,7 @@ def check(bundle: RunBundle) -> list[str]:
 
 
 def rank_problems(bundle: RunBundle, rank: int) -> list[str]:
-    """Say what is missing or damaged in one rank's files. What can be read is used all the same."""
+    """Say what is wrong with one rank's files. See :meth:`RunBundle.rank_problems`."""
     problems: list[str] = []
     record = None
     try:

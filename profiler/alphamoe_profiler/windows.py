@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from alphamoe_profiler.bundle_check import rank_problems
 from alphamoe_tracers.errors import EvidenceError
 
 if TYPE_CHECKING:
@@ -31,8 +30,8 @@ class WindowBounds:
 class WindowProof:
     """Which conditions of a complete window failed on one rank; none means that absence is proven."""
 
-    rank_file: bool
-    """ranks/N.json is there and the rank ended by itself."""
+    cut: str | None
+    """Why the rank counts as cut short: no ranks/N.json, an exception, a signal. None where it ended by itself."""
     collector_off: str | None
     """The collector's reason when it recorded nothing."""
     eager: tuple[str, ...]
@@ -46,7 +45,7 @@ class WindowProof:
 
     def complete(self, execution: str) -> bool:
         """Say whether absence of a symbol in this execution is proven on this rank."""
-        return self.rank_file and self.collector_off is None and not self.failures(execution)
+        return self.cut is None and self.collector_off is None and not self.failures(execution)
 
 
 def readable_rank_file(bundle: RunBundle, rank: int) -> RankFile | None:
@@ -79,7 +78,7 @@ def prove_window(bundle: RunBundle, rank: int, frame: pd.DataFrame) -> WindowPro
     """
     record = readable_rank_file(bundle, rank)
     if record is None:
-        return WindowProof(False, None, (f"no ranks/{rank}.json: the rank was cut short",), ())
+        return WindowProof(f"no readable ranks/{rank}.json, the rank was cut short", None, (), ())
     collector = record.collector
     off = (collector.reason or "the collector was off") if collector.state == "off" else None
     seen = _sentinels_seen(frame)
@@ -98,21 +97,22 @@ def prove_window(bundle: RunBundle, rank: int, frame: pd.DataFrame) -> WindowPro
         for kind in ("graph_open", "graph_close")
         if not launched.get(kind)
     ]
-    damage = rank_problems(bundle, rank)
-    eager += [problem for problem in damage if record.ended == "complete" or "it ended by" not in problem]
-    return WindowProof(_ended_by_itself(bundle, record), off, tuple(eager), tuple(graph))
+    eager += bundle.rank_problems(rank)
+    return WindowProof(_cut_short(bundle, record), off, tuple(eager), tuple(graph))
 
 
-def _ended_by_itself(bundle: RunBundle, record: RankFile) -> bool:
-    """Say whether the rank finished: a rank killed by a signal is not complete even if its file parses."""
+def _cut_short(bundle: RunBundle, record: RankFile) -> str | None:
+    """Say why a rank with a file counts as cut short: one killed by a signal does, even if its file parses."""
     if record.ended != "complete":
-        return False
+        return f"the rank ended by {record.ended}: {record.error or 'no reason recorded'}"
     try:
         outcome = bundle.outcome()
-    except EvidenceError:
-        return False
-    ends = [end for end in outcome.ranks if end.rank == record.rank] if outcome else []
-    return all(end.exit_code == 0 and end.signal is None for end in ends)
+    except EvidenceError as error:
+        return str(error)
+    for end in outcome.ranks if outcome else ():
+        if end.rank == record.rank and (end.exit_code != 0 or end.signal):
+            return f"its process ended with {end.signal or f'exit code {end.exit_code}'}"
+    return None
 
 
 def _sentinels_seen(frame: pd.DataFrame) -> Counter[str]:

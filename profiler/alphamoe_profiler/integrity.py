@@ -1,0 +1,146 @@
+"""Contradictions inside accepted evidence: each is FAIL with reason ``integrity``, missing evidence is INCONCLUSIVE."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from alphamoe_profiler.m_buckets import fold, m_disagreements, witness_mask
+from alphamoe_profiler.verdicts import Verdict
+from alphamoe_profiler.windows import readable_rank_file
+
+if TYPE_CHECKING:
+    from alphamoe_profiler.evidence import Evidence
+
+
+@dataclass(frozen=True)
+class Check:
+    """One way in which the records of a run may contradict each other."""
+
+    name: str
+    verdict: Verdict
+    reason: str
+    compared: int
+    """How many things were compared. A PASS that compared nothing cannot be built."""
+
+    def __post_init__(self) -> None:
+        """Refuse silent states.
+
+        Raises:
+            ValueError: a PASS that compared nothing, or another verdict without a reason.
+        """
+        if self.verdict is Verdict.PASS and not self.compared:
+            raise ValueError(f"{self.name}: a PASS must have compared something")
+        if self.verdict is not Verdict.PASS and not self.reason:
+            raise ValueError(f"{self.name}: {self.verdict.value} needs a reason")
+
+
+def integrity_checks(evidence: Evidence) -> list[Check]:
+    """Return every check that had something to compare."""
+    checks = [_files(evidence)]
+    if any(evidence.receipts.values()):
+        checks += [_receipts(evidence), _ranks_agree(evidence)]
+    if _comparable(evidence):
+        checks.append(_agreement(evidence))
+    shapes = _shapes(evidence)
+    return [*checks, shapes] if shapes is not None else checks
+
+
+def _files(evidence: Evidence) -> Check:
+    problems = evidence.bundle.check()
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        return Check("files", Verdict.INCONCLUSIVE, f"{problems[0]}{more}", evidence.bundle.world_size)
+    return Check("files", Verdict.PASS, "", evidence.bundle.world_size)
+
+
+def _receipts(evidence: Evidence) -> Check:
+    """Check what each receipt says against itself."""
+    found = []
+    for rank, receipts in evidence.receipts.items():
+        steps: set[int] = set()
+        for receipt in receipts:
+            found += [f"rank {rank} {problem}" for problem in receipt.problems()]
+            if receipt.step in steps:
+                found.append(f"rank {rank} step {receipt.step}: two different receipts")
+            steps.add(receipt.step)
+            if receipt.execution == "eager" and any(item.captured for item in receipt.kernels):
+                found.append(f"rank {rank} step {receipt.step}: an eager step with submissions made while capturing")
+    return _judged("receipts", found, sum(map(len, evidence.receipts.values())))
+
+
+def _ranks_agree(evidence: Evidence) -> Check:
+    steps = {receipt.step for own in evidence.receipts.values() for receipt in own}
+    return _judged("ranks agree on M", m_disagreements(evidence.receipts), len(steps))
+
+
+def _comparable(evidence: Evidence) -> bool:
+    return any(
+        (own.compared or own.orphans) and evidence.proofs[rank].collector_off is None
+        for rank, own in evidence.agreements.items()
+    )
+
+
+def _agreement(evidence: Evidence) -> Check:
+    """Compare receipts with witnesses: a surplus is a contradiction, a gap only where the window is proven."""
+    failed: list[str] = []
+    open_: list[str] = []
+    compared = 0
+    for rank, own in evidence.agreements.items():
+        proof = evidence.proofs[rank]
+        if proof.collector_off is not None:
+            continue
+        compared += own.compared
+        damaged = _receipts_damaged(evidence, rank)
+        if own.orphans:
+            text = f"rank {rank}: {own.orphans} MoE kernels in steps {fold(own.orphan_steps)} without a receipt"
+            (open_ if damaged or proof.cut else failed).append(text)
+        if len(own.differences):
+            executions = set(own.differences["execution"])
+            proven = all(proof.complete(execution) for execution in executions)
+            text = f"rank {rank}: {own.told()}"
+            (failed if proven or (own.surplus and not damaged) else open_).append(text)
+        elif own.unplaced:
+            open_.append(f"rank {rank}: {own.unplaced} MoE kernels have no known layer, compared by step only")
+    name = "receipts equal witnesses"
+    if failed:
+        return _judged(name, failed, compared)
+    if open_:
+        return Check(name, Verdict.INCONCLUSIVE, _first(open_), compared)
+    if not compared:
+        return Check(name, Verdict.INCONCLUSIVE, "there was nothing to compare", 0)
+    return Check(name, Verdict.PASS, "", compared)
+
+
+def _receipts_damaged(evidence: Evidence, rank: int) -> bool:
+    file = evidence.bundle.receipts(rank)
+    record = readable_rank_file(evidence.bundle, rank)
+    fewer = record is not None and len(file.receipts) + file.duplicates < record.receipts
+    return bool(file.cut or file.problems or fewer)
+
+
+def _shapes(evidence: Evidence) -> Check | None:
+    """Check recorded launch shapes against the launch rule for the receipt's M; None where no rule applies."""
+    wrong, compared = [], 0
+    for rank, frame in evidence.frames.items():
+        judged = frame.loc[witness_mask(frame) & frame["shape_ok"].notna()]
+        compared += len(judged)
+        bad = judged.loc[~judged["shape_ok"].astype(bool)]
+        if len(bad):
+            first = bad.iloc[0]
+            grid = (int(first["grid_x"]), int(first["grid_y"]), int(first["grid_z"]))
+            wrong.append(
+                f"rank {rank}: {len(bad)} kernels were not launched as their M asks for, the first at step "
+                f"{first['step']} layer {first['layer']} M {first['kernel_M']} with grid {grid}"
+            )
+    return _judged("launch shapes", wrong, compared) if compared else None
+
+
+def _judged(name: str, contradictions: list[str], compared: int) -> Check:
+    if contradictions:
+        return Check(name, Verdict.FAIL, f"integrity: {_first(contradictions)}", compared)
+    return Check(name, Verdict.PASS, "", compared)
+
+
+def _first(texts: list[str]) -> str:
+    return texts[0] + (f" (and {len(texts) - 1} more)" if len(texts) > 1 else "")
