@@ -1,0 +1,168 @@
+"""One look at a run bundle: everything that a report shows, computed once and rendered elsewhere."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from alphamoe_profiler.evidence import Evidence, gather, moe_counts
+from alphamoe_profiler.m_buckets import MBuckets, buckets, witness_mask
+from alphamoe_profiler.run_records import MemorySnapshot, RequestRecord, RunInfo
+from alphamoe_profiler.verdicts import Verdict
+from alphamoe_profiler.windows import readable_rank_file
+from alphamoe_profiler.witness import WitnessSummary, summarise
+from alphamoe_tracers.errors import EvidenceError
+
+if TYPE_CHECKING:
+    from alphamoe_profiler.bundle import RunBundle
+
+PROGRAM = "alphamoe-trace"
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """What one rank left behind."""
+
+    rank: int
+    host: str | None
+    device: str | None
+    gpu_name: str | None
+    """None on a CPU, and where the rank file is missing."""
+    shared_gpu: bool
+    ended: str
+    """``complete``, ``exception``, ``interrupted``, or ``cut short`` where there is no rank file."""
+    error: str | None
+    collector: str
+    """``on``, or ``off: REASON``, or ``unknown`` where the rank was cut short."""
+    window: tuple[str, ...]
+    """Conditions of a complete window that failed; none means that absence inside it is proven."""
+    kernels: int
+    """Kernel records that were read, duplicates counted once."""
+    dropped: int | None
+    """None where nothing says."""
+    duplicates: int
+    receipts: int
+    attributed: int
+    reasons: Counter[str]
+    """Why the other kernels are not attributed."""
+    moe_kernels: int
+    """MoE kernels that the receipts or the backend name, of witness steps inside the window."""
+    moe_attributed: int
+    memory: tuple[MemorySnapshot, ...]
+    wall_s: dict[str, float]
+    busy_ns: int
+    """Sum of kernel durations in witness steps; untimed and invalid kernels have none."""
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """Everything that the reports print of one run."""
+
+    path: Path
+    run: RunInfo
+    witness: WitnessSummary
+    ranks: tuple[RankReport, ...]
+    moe: pd.DataFrame
+    """rank, execution (null where unknown), symbol, class, kernels."""
+    m_buckets: tuple[MBuckets, ...]
+    requests: tuple[RequestRecord, ...]
+    launcher_wall_s: dict[str, float]
+    problems: tuple[str, ...]
+    """Everything that ``RunBundle.check`` found."""
+    next_command: str
+    """What to type next."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict of the witness summary."""
+        return self.witness.verdict
+
+    @property
+    def shares_gpu(self) -> bool:
+        """Some ranks share a GPU: no time of this run is comparable with anything."""
+        return any(rank.shared_gpu for rank in self.ranks)
+
+
+def inspect_run(bundle: RunBundle) -> RunReport:
+    """Compute everything that a report shows. Reads the bundle and writes nothing.
+
+    Raises:
+        UsageError: files of the bundle contradict each other, or its MoE backend is not known here.
+    """
+    evidence = gather(bundle)
+    witness = summarise(bundle, evidence)
+    try:
+        requests = tuple(bundle.requests())
+        outcome = bundle.outcome()
+    except EvidenceError:  # told by bundle.check()
+        requests, outcome = (), None
+    return RunReport(
+        path=bundle.path,
+        run=bundle.run,
+        witness=witness,
+        ranks=tuple(_rank(evidence, rank) for rank in bundle.ranks),
+        moe=moe_counts(evidence),
+        m_buckets=tuple(buckets(evidence.receipts, evidence.frames)),
+        requests=requests,
+        launcher_wall_s=dict(outcome.wall_s) if outcome else {},
+        problems=tuple(bundle.check()),
+        next_command=_next_command(bundle, witness),
+    )
+
+
+def _rank(evidence: Evidence, rank: int) -> RankReport:
+    record = readable_rank_file(evidence.bundle, rank)
+    own = evidence.kernels[rank]
+    frame = own.frame
+    proof = evidence.proofs[rank]
+    witnessed = witness_mask(frame)
+    names = {*evidence.required, *evidence.forbidden}
+    names |= {item.symbol for receipt in evidence.receipts[rank] for item in receipt.kernels}
+    moe = witnessed & frame["base"].isin(names)
+    collector = "unknown"
+    if record is not None:
+        collector = "on" if proof.collector_off is None else f"off: {proof.collector_off}"
+    executions = evidence.bundle.run.executions
+    failures = dict.fromkeys(text for execution in executions for text in proof.failures(execution))
+    return RankReport(
+        rank=rank,
+        host=record.host if record else None,
+        device=record.device if record else None,
+        gpu_name=record.gpu_name if record else None,
+        shared_gpu=bool(record and record.shared_gpu),
+        ended=record.ended if record else "cut short",
+        error=proof.cut if record is None or record.error is None else record.error,
+        collector=collector,
+        window=((proof.cut,) if proof.cut else ()) + tuple(failures),
+        kernels=len(frame),
+        dropped=record.collector.dropped if record else None,
+        duplicates=own.duplicates,
+        receipts=len(evidence.receipts[rank]),
+        attributed=own.attributed,
+        reasons=own.reasons,
+        moe_kernels=int(moe.sum()),
+        moe_attributed=int((moe & frame["reason"].isna()).sum()),
+        memory=record.memory if record else (),
+        wall_s=dict(record.wall_s) if record else {},
+        busy_ns=int(frame.loc[witnessed, "duration_ns"].sum()),
+    )
+
+
+def _next_command(bundle: RunBundle, witness: WitnessSummary) -> str:
+    """Return the command that would settle what is open, or that shows more of what is settled."""
+    again = f"{PROGRAM} {shlex.join(bundle.run.argv[1:])}".strip()
+    if witness.verdict in (Verdict.PASS, Verdict.FAIL):
+        return f"{PROGRAM} show {shlex.quote(str(bundle.path))} --json"
+    records = [readable_rank_file(bundle, rank) for rank in bundle.ranks]
+    if any(record is not None and record.collector.state == "off" for record in records):
+        return f"{PROGRAM} doctor"
+    open_reasons = [cell.finding.reason for cell in witness.cells if cell.finding.verdict is witness.verdict]
+    if any("not exercised" in reason for reason in open_reasons):
+        executions = ",".join(bundle.run.executions)
+        return f"{again} --executions {executions} --max-new-tokens {max(bundle.run.max_new_tokens, 8)}"
+    return again
