@@ -30,7 +30,7 @@ from alphamoe_backend.serving import Completion, EngineConfig, NoObserver, Reque
 from alphamoe_backend.waves import Batch, serve_wave, wave_sizes
 from alphamoe_backend.weights import SeededWeights
 from alphamoe_backend.workspaces import Workspaces
-from alphamoe_tracers.errors import AlphaMoEError
+from alphamoe_tracers.errors import AlphaMoEError, UsageError
 from alphamoe_tracers.ranges import RangeDomain
 from alphamoe_tracers.records import Execution, ForwardMode, Purpose
 
@@ -141,7 +141,7 @@ class Engine:
             raise AlphaMoEError("graphs were captured already; a larger KV cache would leave them with dead addresses")
         with self._phase("capture"):
             longest = max(prompt_lengths)
-            self._allocate(slots=batch_size, max_len=longest + self.config.max_new_tokens)
+            self._allocate(slots=batch_size, max_len=longest + max(self.config.max_new_tokens, WARM_UP_DECODES))
             if self._device.type == "cuda":
                 self._rehearse(longest)
                 self._capture_graphs(prompt_lengths, wave_sizes(len(prompt_lengths), batch_size))
@@ -162,9 +162,16 @@ class Engine:
             The completions of the passes one after the other.
 
         Raises:
-            UsageError: for a prompt that is empty or holds a token outside the vocabulary.
+            UsageError: for an execution that the configuration does not name, a prompt that is empty or holds a token
+                outside the vocabulary.
             AlphaMoEError: when a prompt does not fit the KV cache that graphs were captured over, or ranks disagree.
         """
+        unprepared = [execution for execution in executions if execution not in self.config.executions]
+        if unprepared or not executions:
+            raise UsageError(
+                f"executions {', '.join(unprepared) or 'none'} were not prepared",
+                "Name what will be served in the engine's configuration.",
+            )
         self._observer.on_phase("serve")
         slots = self._prepared_slots(requests)
         replays = [execution for execution in executions if execution != "eager"]

@@ -68,14 +68,17 @@ class TensorParallelGroup:
             init_method: ``tcp://127.0.0.1:PORT`` or ``file:///PATH`` of a path that does not exist yet.
             timeout_s: how long joining, and later each collective, may wait for the other ranks.
 
+        NCCL's use of NVLink multicast is switched off in this process's environment, unless it is set there already.
+
         Raises:
             AlphaMoEError: when the other ranks do not come in time.
         """
         if world_size == 1:
             return cls()
-        # NVLink multicast needs fabric rights that shared machines do not give, and its failure is a hang.
-        os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
-        os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+        if backend == "nccl":
+            # NVLink multicast needs fabric rights that shared machines do not give, and its failure is a hang.
+            os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+            os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
         try:
             dist.init_process_group(
                 backend,
