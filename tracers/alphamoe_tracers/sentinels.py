@@ -1,0 +1,145 @@
+"""Tiny kernels that the collector launches itself: seen among the records, they prove that it was live.
+
+``open`` and ``close`` stand at the window's ends, ``step`` at step boundaries; each carries a number, encoded as its
+dynamic shared memory. ``graph_open`` and ``graph_close`` are replayed from a graph of the collector's own (eager
+sentinels prove nothing about node-level tracing), and ``graph_step`` becomes a node of the graph being captured.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, get_args
+
+import numpy as np
+import pyarrow as pa
+
+from alphamoe_tracers.columns import column
+from alphamoe_tracers.records import SentinelCount, SentinelKind
+from alphamoe_tracers.source import SourceUnavailableError
+
+SYMBOL_PREFIX = "alphamoe_trace_sentinel_"
+SENTINEL_KINDS: tuple[SentinelKind, ...] = get_args(SentinelKind)
+NUMBERS = 48 * 1024
+"""Numbers wrap here: more dynamic shared memory than 48 KiB would need an attribute to be set."""
+
+_PTX = "\n".join(
+    [".version 7.0", ".target sm_70", ".address_size 64"]
+    + [f".visible .entry {SYMBOL_PREFIX}{kind}()\n{{\n  ret;\n}}" for kind in SENTINEL_KINDS]
+)
+
+
+def sentinel_symbol(kind: SentinelKind) -> str:
+    """Return the kernel symbol of a sentinel."""
+    return SYMBOL_PREFIX + kind
+
+
+def count_sentinels(
+    kernels: pa.Table, symbol_ids: dict[SentinelKind, int], launched: dict[SentinelKind, int]
+) -> tuple[SentinelCount, ...]:
+    """Count the sentinels that the records show.
+
+    A graph sentinel counts only when its record carries a graph node id. Of ``graph_step`` what was launched are the
+    captured nodes, and what is seen are their replays.
+
+    Args:
+        kernels: KERNELS rows of one rank, duplicates dropped.
+        symbol_ids: by kind, for the sentinels that occur.
+        launched: how many the collector launched, by kind.
+    """
+    symbols = column(kernels, "symbol_id")
+    nodes = column(kernels, "graph_node_id")
+    counts = []
+    for kind in SENTINEL_KINDS:
+        if not launched.get(kind):
+            continue
+        rows = symbols == symbol_ids.get(kind, -1)
+        if kind.startswith("graph_"):
+            rows &= nodes != 0
+        counts.append(SentinelCount(kind, launched[kind], int(np.count_nonzero(rows))))
+    return tuple(counts)
+
+
+class SentinelKernels:
+    """The sentinels of one process, loaded into the context that is current at the first launch."""
+
+    def __init__(self) -> None:
+        self._functions: dict[SentinelKind, Any] = {}
+        self._graphs: dict[SentinelKind, Any] = {}
+        self._alive: list[Any] = []
+
+    def synchronize(self) -> None:
+        """Wait until the device is idle; raises SourceUnavailableError when there is no context to wait for."""
+        torch = _torch_with_cuda()
+        if torch is not None:
+            torch.cuda.synchronize()
+        else:
+            from cuda.bindings import driver
+
+            _check("cuCtxSynchronize", driver.cuCtxSynchronize())
+
+    def launch(self, kind: SentinelKind, number: int) -> None:
+        """Launch one sentinel on torch's current stream, or on the default stream of a program without torch.
+
+        Raises:
+            SourceUnavailableError: the driver refused, for example because no context is current.
+        """
+        from cuda.bindings import driver
+
+        self._load()
+        stream = _current_stream()
+        if kind in self._graphs:
+            _check("cuGraphLaunch", driver.cuGraphLaunch(self._graphs[kind], stream))
+            return
+        function = self._functions[kind]
+        status = driver.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, number % NUMBERS, stream, 0, 0)
+        _check("cuLaunchKernel", status)
+
+    def prepare(self) -> None:
+        """Load the kernels and make the graphs now, so that a later launch does nothing but launch."""
+        self._load()
+
+    def _load(self) -> None:
+        if self._functions:
+            return
+        from cuda.bindings import driver
+
+        module = _check("cuModuleLoadData", driver.cuModuleLoadData(_PTX.encode() + b"\0"))
+        self._alive.append(module)
+        functions: dict[SentinelKind, Any] = {}
+        for kind in SENTINEL_KINDS:
+            name = sentinel_symbol(kind).encode()
+            functions[kind] = _check("cuModuleGetFunction", driver.cuModuleGetFunction(module, name))
+        for kind in ("graph_open", "graph_close"):
+            self._graphs[kind] = self._graph(functions[kind])
+        self._functions = functions
+
+    def _graph(self, function: Any) -> Any:
+        from cuda.bindings import driver
+
+        graph = _check("cuGraphCreate", driver.cuGraphCreate(0))
+        node = driver.CUDA_KERNEL_NODE_PARAMS()
+        node.func = function
+        node.gridDimX = node.gridDimY = node.gridDimZ = 1
+        node.blockDimX = node.blockDimY = node.blockDimZ = 1
+        node.sharedMemBytes = 0
+        _check("cuGraphAddKernelNode", driver.cuGraphAddKernelNode(graph, None, 0, node))
+        self._alive.append(graph)
+        return _check("cuGraphInstantiate", driver.cuGraphInstantiate(graph, 0))
+
+
+def _current_stream() -> int:
+    torch = _torch_with_cuda()
+    return int(torch.cuda.current_stream().cuda_stream) if torch is not None else 0
+
+
+def _torch_with_cuda() -> Any:
+    """Torch, if the traced program uses it with CUDA already: its call also makes its context current here."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and torch.cuda.is_initialized() else None
+
+
+def _check(call: str, result: tuple[Any, ...]) -> Any:
+    status, *values = result
+    if int(status) != 0:
+        raise SourceUnavailableError(f"{call} failed with {status.name}")
+    return values[0] if values else None
