@@ -265,8 +265,13 @@ def load(
             cubin = compile_cubin(source_name, arch, defines)
             module = checked(driver.cuModuleLoadData(cubin.code))
             function = checked(driver.cuModuleGetFunction(module, symbol.encode()))
-            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            checked(driver.cuFuncSetAttribute(function, attribute, dynamic_smem_bytes))
+            attributes = driver.CUfunction_attribute
+            most, carveout = (
+                attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                attributes.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
+            )
+            checked(driver.cuFuncSetAttribute(function, most, dynamic_smem_bytes))
+            checked(driver.cuFuncSetAttribute(function, carveout, 100))  # per cent: two CTAs must fit side by side
             _known[cubin.sha256] = cubin.source_sha256
             _loaded[slot] = LoadedKernel(function, cubin, module)
         return _loaded[slot]
