@@ -86,7 +86,7 @@ class SentinelKernels:
         from cuda.bindings import driver
 
         self._load()
-        stream = _current_stream()
+        stream = driver.CUstream(_current_stream())
         if kind in self._graphs:
             _check("cuGraphLaunch", driver.cuGraphLaunch(self._graphs[kind], stream))
             return
@@ -94,24 +94,27 @@ class SentinelKernels:
         status = driver.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, number % NUMBERS, stream, 0, 0)
         _check("cuLaunchKernel", status)
 
-    def prepare(self) -> None:
-        """Load the kernels and make the graphs now, so that a later launch does nothing but launch."""
-        self._load()
-
     def _load(self) -> None:
         if self._functions:
             return
         from cuda.bindings import driver
 
-        module = _check("cuModuleLoadData", driver.cuModuleLoadData(_PTX.encode() + b"\0"))
-        self._alive.append(module)
-        functions: dict[SentinelKind, Any] = {}
-        for kind in SENTINEL_KINDS:
-            name = sentinel_symbol(kind).encode()
-            functions[kind] = _check("cuModuleGetFunction", driver.cuModuleGetFunction(module, name))
-        for kind in ("graph_open", "graph_close"):
-            self._graphs[kind] = self._graph(functions[kind])
-        self._functions = functions
+        # The first sentinel may be one that a graph captures; loading a module is forbidden then, unless relaxed.
+        relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        exchange = driver.cuThreadExchangeStreamCaptureMode
+        before = _check("cuThreadExchangeStreamCaptureMode", exchange(relaxed))
+        try:
+            module = _check("cuModuleLoadData", driver.cuModuleLoadData(_PTX.encode() + b"\0"))
+            self._alive.append(module)
+            functions: dict[SentinelKind, Any] = {}
+            for kind in SENTINEL_KINDS:
+                name = sentinel_symbol(kind).encode()
+                functions[kind] = _check("cuModuleGetFunction", driver.cuModuleGetFunction(module, name))
+            for kind in ("graph_open", "graph_close"):
+                self._graphs[kind] = self._graph(functions[kind])
+            self._functions = functions
+        finally:
+            exchange(before)
 
     def _graph(self, function: Any) -> Any:
         from cuda.bindings import driver
