@@ -117,6 +117,9 @@ class Engine:
                 ranges=self.ranges,
                 build_moe=self._build_moe,
             )
+            if self._device.type == "cuda":
+                # Drawing and quantising leave a gigabyte of cached blocks that ranks on one GPU would each sit on.
+                torch.cuda.empty_cache()
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -191,6 +194,7 @@ class Engine:
             self._runner.close()
         self._runner = self._cache = self._rotary = self._model = None
         self._eager_inputs.clear()
+        self.workspaces = Workspaces()
 
     # ---- one forward
 

@@ -64,7 +64,7 @@ class TensorParallelGroup:
         Args:
             rank: 0 to ``world_size`` - 1.
             world_size: 1 makes no process group.
-            backend: see :func:`choose_backend`.
+            backend: see :func:`choose_backend`. For NCCL the process's CUDA device must have been set before.
             init_method: ``tcp://127.0.0.1:PORT`` or ``file:///PATH`` of a path that does not exist yet.
             timeout_s: how long joining, and later each collective, may wait for the other ranks.
 
