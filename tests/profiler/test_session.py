@@ -47,7 +47,9 @@ def test_a_killed_rank_is_named_with_its_signal_and_phase_and_its_peer_is_told_t
 
 
 def test_the_rank_that_caused_a_failure_is_named_and_not_the_one_that_reported_first() -> None:
-    assert supervise(fake_ranks.rank_0_reports_the_loss_of_its_peer_first).error == "rank 1 exited with code 3 in decode"
+    assert (
+        supervise(fake_ranks.rank_0_reports_the_loss_of_its_peer_first).error == "rank 1 exited with code 3 in decode"
+    )
 
 
 def test_an_exception_is_named_before_the_lost_connections_that_follow_from_it() -> None:

@@ -31,5 +31,26 @@ def run(args: argparse.Namespace) -> int:
 
 
 def report(path: Path, json_target: str | None) -> None:
-    """Print."""
-    print(path)
+    """Print the report of a run bundle, or write it as one JSON document.
+
+    Args:
+        path: directory of the bundle.
+        json_target: null for the terminal, ``-`` for JSON on stdout, else a file.
+
+    Raises:
+        UsageError: it is no run bundle, or its files contradict each other.
+        EvidenceError: it is damaged beyond reading.
+    """
+    from alphamoe_profiler.bundle import RunBundle
+    from alphamoe_profiler.inspection import inspect_run
+
+    found = inspect_run(RunBundle.open(path))
+    if json_target is None:
+        from alphamoe_profiler.reports.terminal import print_report
+
+        print_report(found)
+    else:
+        from alphamoe_profiler.commands import write_json
+        from alphamoe_profiler.reports.json_report import json_document
+
+        write_json(json_document(found), json_target)
