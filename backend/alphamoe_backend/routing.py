@@ -1,6 +1,7 @@
 """Routing on the device: softmax top-k with renormalisation, and the block-aligned plan of the fused kernels.
 
-Everything here has static shapes and no host synchronisation, so it can be captured in a CUDA graph.
+Everything here has static shapes and no host synchronisation, so it can be captured in a CUDA graph. On a GPU with
+triton two kernels do it (:mod:`alphamoe_backend.routing_triton`); elsewhere torch does, with the same plan.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from alphamoe_backend import routing_triton
+from alphamoe_backend.quantization.fp8_triton import available as triton_available
 
 
 class AlignedPlan(NamedTuple):
@@ -38,6 +42,8 @@ def topk_softmax(router_logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     Returns:
         weights float32 [M, top_k] that sum to 1, and expert ids int32 [M, top_k], by falling weight.
     """
+    if router_logits.is_cuda and triton_available():
+        return routing_triton.topk_softmax(router_logits, top_k)
     probabilities = torch.softmax(router_logits, dim=-1, dtype=torch.float32)
     weights, ids = torch.topk(probabilities, top_k, dim=-1)
     return weights / weights.sum(dim=-1, keepdim=True), ids.to(torch.int32)
@@ -56,11 +62,21 @@ def align_block_size(topk_ids: Tensor, block_m: int, E: int) -> AlignedPlan:
     Returns:
         The plan, its arrays as large as the worst routing of this M needs (:func:`plan_capacity`).
     """
+    topk_ids = topk_ids.to(torch.int32)
+    if topk_ids.is_cuda and triton_available():
+        return AlignedPlan(
+            *routing_triton.align_block_size(topk_ids, block_m, E, plan_capacity(topk_ids.numel(), block_m, E))
+        )
+    return align_block_size_torch(topk_ids, block_m, E)
+
+
+def align_block_size_torch(topk_ids: Tensor, block_m: int, E: int) -> AlignedPlan:
+    """Align int32 ids in plain torch; see :func:`align_block_size`."""
     device = topk_ids.device
     flat = topk_ids.reshape(-1)
     pairs = flat.numel()
     capacity = plan_capacity(pairs, block_m, E)
-    sorted_experts, order = torch.sort(flat.to(torch.int32), stable=True)
+    sorted_experts, order = torch.sort(flat, stable=True)
     # searchsorted counts without atomics and, unlike bincount, without reading a maximum back to the host.
     bounds = torch.searchsorted(sorted_experts, torch.arange(E + 1, device=device, dtype=torch.int32), out_int32=True)
     starts = bounds[:-1]

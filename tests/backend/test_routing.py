@@ -1,12 +1,17 @@
 """Softmax top-k and the block-aligned plan against a brute-force oracle in plain Python."""
 
+import importlib.util
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from alphamoe_backend.routing import AlignedPlan, align_block_size, plan_capacity, topk_softmax
+from alphamoe_backend.routing import AlignedPlan, align_block_size, align_block_size_torch, plan_capacity, topk_softmax
 
 
 def brute_force_plan(topk_ids: list[list[int]], block_m: int, E: int) -> tuple[list[int], list[int], int]:
@@ -87,6 +92,60 @@ def test_routing_keeps_float32_for_bfloat16_logits() -> None:
     logits = torch.randn((8, 512), generator=torch.Generator().manual_seed(4)).to(torch.bfloat16)
     weights, _ = topk_softmax(logits, 10)
     torch.testing.assert_close(weights.sum(dim=1), torch.ones(8), rtol=0, atol=1e-6)
+
+
+INTERPRETED = """
+import torch
+from test_routing import check_plan
+from alphamoe_backend.routing import AlignedPlan, plan_capacity, topk_softmax
+from alphamoe_backend.routing_triton import align_block_size, topk_softmax as kernel
+
+for M, E, top_k, block_m in ((1, 16, 4, 8), (9, 16, 4, 16), (64, 512, 10, 8), (150, 7, 3, 8)):
+    logits = torch.randn((M, E), generator=torch.Generator().manual_seed(M))
+    weights, ids = kernel(logits, top_k)
+    expected, expected_ids = topk_softmax(logits, top_k)
+    assert torch.equal(ids, expected_ids)
+    torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-7)
+    capacity = plan_capacity(ids.numel(), block_m, E)
+    check_plan(AlignedPlan(*align_block_size(ids, block_m, E, capacity)), ids, block_m, E)
+one = torch.full((33, 2), 5, dtype=torch.int32)
+check_plan(AlignedPlan(*align_block_size(one, 8, 16, plan_capacity(66, 8, 16))), one, 8, 16)
+assert kernel(torch.zeros(1, 16), 4)[1].tolist() == [[0, 1, 2, 3]]
+logits[3, 2] = float("nan")
+weights, ids = kernel(logits, 3)
+assert torch.isnan(weights[3]).all() and not torch.isnan(weights[:3]).any()
+assert 0 <= ids.min() and ids.max() < 7
+print("agree")
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_the_triton_routing_interpreted_on_a_cpu_gives_the_same_plan() -> None:
+    """The two Triton kernels give torch's experts and the definition's plan; ties go to the lower expert, NaN shows."""
+    # A process of its own: triton decides at import whether kernels are interpreted.
+    paths = [os.path.dirname(__file__), *sys.path]  # noqa: PTH120
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(
+        [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "agree"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("M", [1, 7, 64, 911, 16384])
+def test_the_gpu_routes_as_the_cpu(M: int) -> None:
+    """Both GPU forms, Triton and torch, give the CPU's experts and plan, balanced and with all tokens in one expert."""
+    logits = torch.randn((M, 512), generator=torch.Generator().manual_seed(M))
+    weights, ids = topk_softmax(logits, 10)
+    gpu_weights, gpu_ids = topk_softmax(logits.cuda(), 10)
+    # Equal probabilities may be ordered otherwise; none is equal in this seeded draw but for rounding.
+    assert (gpu_ids.cpu() == ids).float().mean() > 0.9999
+    torch.testing.assert_close(gpu_weights.cpu(), weights, rtol=1e-4, atol=1e-6)
+    for chosen in (ids, torch.full_like(ids, 77)):
+        expected = align_block_size_torch(chosen, 8, 512)
+        for plan in (align_block_size(chosen.cuda(), 8, 512), align_block_size_torch(chosen.cuda(), 8, 512)):
+            assert all(torch.equal(a.cpu(), b) for a, b in zip(plan, expected, strict=True))
 
 
 @pytest.mark.gpu
