@@ -85,11 +85,14 @@ class Workload:
                 if int(status):
                     raise RuntimeError(str(status))
 
-    def capture(self, collector: Collector) -> Any:
+    def capture(self, collector: Collector, flush: bool = False) -> Any:
         graph = self.torch.cuda.CUDAGraph()
         with self.ranges.range("step", CAPTURE_STEP), self.torch.cuda.graph(graph):
             collector.graph_sentinel()
             self.layers()
+            if flush:  # the periodic flush of a real run may fall into a capture
+                collector.flush()
+                self.layers()
         return graph
 
 
@@ -110,7 +113,7 @@ def record(out: Path, keep_raw: Path | None, small: bool) -> tuple[CollectorSumm
     work = Workload()
     say(f"  NVTX reaches CUPTI: {work.ranges.listening}")
     work.layers()  # warm-up outside the window
-    graph = work.capture(collector)
+    graph = work.capture(collector, flush=small)
     graph.replay()
     collector.open_window()
     for step in range(steps):

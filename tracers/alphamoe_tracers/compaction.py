@@ -65,7 +65,7 @@ def compact(writer: RecordWriter, launched: Mapping[SentinelKind, int], started_
     start, end = column(tables["kernels"], "start_ns"), column(tables["kernels"], "end_ns")
     untimed = (start == 0) | (end == 0)
     ids = {kind: names.index(sentinel_symbol(kind)) for kind in SENTINEL_KINDS if sentinel_symbol(kind) in names}
-    notes = []
+    notes = list(writer.notes)
     if early:
         notes.append(f"{early} kernels that ended before the collector started were dropped")
     if writer.broken_buffers:

@@ -97,7 +97,7 @@ class Collector:
         except SourceUnavailableError as error:
             self._reason = str(error)
             return
-        except Exception as error:
+        except Exception as error:  # a broken installation must not end the traced program
             self._reason = f"CUPTI could not be started, {type(error).__name__}: {error}"
             return
         self._writer, self._reason = writer, None

@@ -72,15 +72,20 @@ def load() -> Libcupti:
             f"cupti-python cannot be imported ({error}): pip install 'cupti-python>=13,<14'"
         ) from error
     try:
-        cupti.get_thread_id_type()  # the first call loads the library
+        cupti.get_thread_id_type()  # the first call loads the library; what it answers does not matter
     except Exception as error:  # cupti-python raises types of its own private modules here
+        if mapped_libraries():
+            return Libcupti(_only_one(mapped_libraries()))
         text = str(error)
         if "driver" in text.lower() or "libcuda" in text:
             raise SourceUnavailableError(f"no CUDA device: {text}") from error
         raise SourceUnavailableError(
             f"libcupti cannot be loaded ({text}): install nvidia-cuda-cupti>=13,<14"
         ) from error
-    paths = mapped_libraries()
+    return Libcupti(_only_one(mapped_libraries()))
+
+
+def _only_one(paths: tuple[str, ...]) -> str:
     if not paths:
         raise SourceUnavailableError("no libcupti is mapped although cupti-python was loaded: reinstall cupti-python")
     if len({str(Path(path).resolve()) for path in paths}) > 1:
@@ -88,7 +93,7 @@ def load() -> Libcupti:
             f"two libcupti are mapped ({', '.join(map(_with_version, paths))}): "
             "remove toolkit folders from LD_LIBRARY_PATH"
         )
-    return Libcupti(paths[0])
+    return paths[0]
 
 
 def python_version() -> str | None:

@@ -36,6 +36,8 @@ class RecordWriter:
         self.failure: str | None = None
         """Why recording ended early; what was written before is kept."""
         self.broken_buffers = 0
+        self.notes: dict[str, None] = {}
+        """What went wrong without ending the recording, each once, in order."""
         self._source = source
         self._period_s = period_s
         self._keeper = keeper
@@ -106,8 +108,8 @@ class RecordWriter:
         done = threading.Event()
         try:
             self._source.flush(forced=False)
-        except Exception as error:
-            self.failure = self.failure or f"CUPTI refused a flush: {error}"
+        except Exception as error:  # whatever CUPTI says, the traced program goes on
+            self.notes.setdefault(f"periodic flush: {error}")
         self._queue.put(done)
 
     def _guarded(self, item: RawBuffer | GraphNode | LoadedModule | threading.Event) -> None:
@@ -115,14 +117,23 @@ class RecordWriter:
             if self.failure is None:
                 self._handle(item)
         except OSError as error:
-            self.failure = f"recording ended early, {error.strerror or error}: rows up to the last closed part are kept"
-        except Exception as error:
-            self.failure = f"recording ended early by a fault of the collector, {type(error).__name__}: {error}"
+            self._end_early(
+                f"recording ended early, {error.strerror or error}: rows up to the last closed part are kept"
+            )
+        except Exception as error:  # a fault of ours must be told, and must not cost the traced program anything
+            self._end_early(f"recording ended early by a fault of the collector, {type(error).__name__}: {error}")
         finally:
             if isinstance(item, RawBuffer):
                 item.release()
             elif isinstance(item, threading.Event):
                 item.set()
+
+    def _end_early(self, reason: str) -> None:
+        self.failure = reason
+        try:
+            self._source.stop()
+        except Exception as error:  # as above
+            self.notes.setdefault(f"stop: {error}")
 
     def _handle(self, item: RawBuffer | GraphNode | LoadedModule | threading.Event) -> None:
         if isinstance(item, RawBuffer):
