@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import re
 import resource
 import signal
 import socket
@@ -87,6 +88,7 @@ class RankRun:
         self._collector: Collector | None = None
         self._receipts: ReceiptWriter | None = None
         self._receipt_count = 0
+        self._engine_at_work: Engine | None = None
         self._served_with: dict[str, set[Execution]] = {}
         self._forwards = Counter[str]()
         self._memory: list[MemorySnapshot] = []
@@ -155,7 +157,7 @@ class RankRun:
         group = TensorParallelGroup.connect(
             task.rank, task.world_size, backend, task.rendezvous, timeout_s=min(task.timeout_s, 600.0)
         )
-        engine = self._engine(group)
+        engine = self._engine_at_work = self._engine(group)
         self._wall_s["start_up"] = (time.monotonic_ns() - task.spawned_ns) / 1e9
         self._remember("after_start_up")
         engine.load()
@@ -169,7 +171,6 @@ class RankRun:
         if self._collector is not None:
             self._collector.close_window()
         self._remember("after_run")
-        self._wall_s.update(engine.wall_s)
         if task.rank == 0:
             served = tuple(
                 ServedRequest(
@@ -278,6 +279,8 @@ class RankRun:
         """Stop the collector and write ``ranks/N.json``, the last file of this rank."""
         if ended == "complete":
             self.on_phase("collection")
+        if self._engine_at_work is not None:
+            self._wall_s.update(self._engine_at_work.wall_s)
         before = time.monotonic()
         if self._receipts is not None:
             self._receipts.close()
@@ -364,8 +367,13 @@ def collector_off(reason: str) -> CollectorSummary:
 def one_line(error: BaseException) -> str:
     """Return an exception as one line: its message, with its type where the message alone says too little."""
     text = " ".join(str(error).split())
-    if len(text) > 400:
-        text = text[:400] + "..."
+    gloo = re.search(r"/gloo/\S+\] ([^.]+(?:\.\d[^.]*)*)", text)
+    if gloo is not None:
+        # gloo's own text is a source path, addresses, advice and a joke.
+        reason = re.sub(r" \[[\d.]+\](?::\d+)?", "", gloo[1])
+        return f"the connection to another rank was lost (gloo: {reason})"
+    if len(text) > 300:
+        text = text[:300] + "..."
     if isinstance(error, AlphaMoEError):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -73,8 +73,19 @@ def run_session(
     requests = _tokenise(config.prompts, tokenizer)
     run = _describe(plan, requests)
     path = config.out if config.out is not None else default_out(RUN_ROOT, run.created, config.prompts[0], run.run_id)
+    with tempfile.TemporaryDirectory(prefix="alphamoe-") as meeting:
+        writer = _begin_bundle(path, run, config.force)
+        tasks = _tasks(plan, run, path, requests, Path(meeting))
+        ranks_s = time.monotonic()
+        ended = Supervisor(target, tasks, config.timeout_s, progress or (lambda message: None)).run()
+    error = _write_end(writer, run, ended, requests, tokenizer, started_s, ranks_s)
+    return SessionResult(path, error is None, error, plan.notes)
+
+
+def _begin_bundle(path: Path, run: RunInfo, force: bool) -> BundleWriter:
+    """Create the directory and write run.json into it, or leave neither behind."""
     existed = path.exists()
-    writer = BundleWriter(path, force=config.force)
+    writer = BundleWriter(path, force=force)
     try:
         writer.write_run(run)
     except BaseException:
@@ -82,12 +93,7 @@ def run_session(
         if not existed:
             shutil.rmtree(path, ignore_errors=True)
         raise
-    with tempfile.TemporaryDirectory(prefix="alphamoe-") as meeting:
-        tasks = _tasks(plan, run, path, requests, Path(meeting))
-        ranks_s = time.monotonic()
-        ended = Supervisor(target, tasks, config.timeout_s, progress or (lambda message: None)).run()
-    error = _write_end(writer, run, ended, requests, tokenizer, started_s, ranks_s)
-    return SessionResult(path, error is None, error, plan.notes)
+    return writer
 
 
 def _check_backend(plan: Resolved) -> None:

@@ -20,7 +20,16 @@ SETTLE_S = 1.0
 """After a first failure: how long to wait for the one that caused it. Peers of a dead rank may report first."""
 GRACE_S = 6.0
 """How long ranks that were told to stop may take before they are killed."""
-_PEER_LOSS = ("connection closed by peer", "connection reset", "broken pipe", "socket", "nccl", "timed out", "timeout")
+_PEER_LOSS = (
+    "connection to another rank was lost",
+    "connection closed by peer",
+    "connection reset",
+    "broken pipe",
+    "socket",
+    "nccl",
+    "timed out",
+    "timeout",
+)
 
 
 @dataclass

@@ -20,7 +20,7 @@ from alphamoe_profiler.session import SessionResult, run_session
 from alphamoe_profiler.trace_config import TraceConfig
 
 pytestmark = pytest.mark.slow
-SECRET = "hf_abcdefghijklmnop"
+PLANTED = "hf_abcdefghijklmnop"
 
 
 def trace(out: Path, *words: str, ranks: int = 2) -> int:
@@ -32,7 +32,9 @@ def trace(out: Path, *words: str, ranks: int = 2) -> int:
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One complete run: two prompts on two ranks."""
     out = tmp_path_factory.mktemp("runs") / "complete"
-    assert trace(out, "--prompt", "gsm8k:17", "--prompt", f"text:my key is {SECRET}", "--json", str(out) + ".json") == 0
+    assert (
+        trace(out, "--prompt", "gsm8k:17", "--prompt", f"text:my key is {PLANTED}", "--json", str(out) + ".json") == 0
+    )
     return out
 
 
@@ -57,7 +59,7 @@ def test_run_json_holds_the_identity_of_prompt_code_and_machine_and_no_secret(re
     assert len(run.source.tree_sha256) == 64
     assert {"python", "torch", "pyarrow", "mistral-common"} <= run.versions.keys()
     assert "SGLANG_FLASHINFER_ALPHAMOE_ROUTER_ONLY" in run.environment
-    assert SECRET not in (recorded / "run.json").read_text()
+    assert PLANTED not in (recorded / "run.json").read_text()
 
 
 def test_both_ranks_left_equal_receipts_with_the_padding_and_step_of_each_forward(recorded: Path) -> None:

@@ -6,32 +6,32 @@ import pytest
 
 from alphamoe_profiler.redact import REDACTED, names_a_secret, redact_argv, redact_environment, redact_text
 
-SECRET = "s3cr3tValue"
+PLANTED = "s3cr3tValue"
 
 
 @pytest.mark.parametrize(
     "argv",
     [
-        ["--api-key", SECRET],
-        [f"--api-key={SECRET}"],
-        ["--hf-token", SECRET],
-        [f"--hf_token={SECRET}"],
-        ["--password", SECRET],
-        ["--token", f"-{SECRET}"],
-        [f"HF_TOKEN={SECRET}"],
-        [f"--userPassword={SECRET}"],
-        ["-H", f"Authorization: Bearer {SECRET}"],
-        ["--header", f"x-api-key: {SECRET}"],
-        [f"https://user:{SECRET}@host/path"],
-        [f"https://{SECRET}@host/path"],
-        [f"http://host/path?a=1&api_key={SECRET}&b=2"],
-        ["--prompt", f"text:my key is sk-{SECRET}123456"],
-        [f"hf_{SECRET}abcdef"],
+        ["--api-key", PLANTED],
+        [f"--api-key={PLANTED}"],
+        ["--hf-token", PLANTED],
+        [f"--hf_token={PLANTED}"],
+        ["--password", PLANTED],
+        ["--token", f"-{PLANTED}"],
+        [f"HF_TOKEN={PLANTED}"],
+        [f"--userPassword={PLANTED}"],
+        ["-H", f"Authorization: Bearer {PLANTED}"],
+        ["--header", f"x-api-key: {PLANTED}"],
+        [f"https://user:{PLANTED}@host/path"],
+        [f"https://{PLANTED}@host/path"],
+        [f"http://host/path?a=1&api_key={PLANTED}&b=2"],
+        ["--prompt", f"text:my key is sk-{PLANTED}123456"],
+        [f"hf_{PLANTED}abcdef"],
     ],
 )
 def test_a_secret_in_an_argument_is_not_written(argv: list[str]) -> None:
     clean = redact_argv(argv)
-    assert SECRET not in " ".join(clean)
+    assert PLANTED not in " ".join(clean)
     assert REDACTED in " ".join(clean)
     assert len(clean) == len(argv)
 
@@ -56,12 +56,12 @@ def test_only_the_secret_part_of_a_text_goes() -> None:
 
 def test_variables_are_sorted_and_judged_by_name_and_by_value() -> None:
     clean = redact_environment(
-        {"NCCL_DEBUG": "INFO", "CUDA_TOKEN": SECRET, "ALPHAMOE_URL": f"https://u:{SECRET}@h", "ALPHAMOE_TOKEN": ""}
+        {"NCCL_DEBUG": "INFO", "CUDA_TOKEN": PLANTED, "ALPHAMOE_URL": f"https://u:{PLANTED}@h", "ALPHAMOE_TOKEN": ""}
     )
     assert list(clean) == ["ALPHAMOE_TOKEN", "ALPHAMOE_URL", "CUDA_TOKEN", "NCCL_DEBUG"]
     assert clean["NCCL_DEBUG"] == "INFO"
     assert clean["ALPHAMOE_TOKEN"] == ""
-    assert SECRET not in "".join(clean.values())
+    assert PLANTED not in "".join(clean.values())
 
 
 @pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "--max-new-tokens", "AUTHOR", "--keyboard", "monkey"])
