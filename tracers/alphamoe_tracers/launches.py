@@ -28,7 +28,8 @@ def fold_launches(launches: pa.Table) -> pa.Table:
     correlation = column(launches, "correlation_id")
     # Rows without an id get keys of their own, below every real id.
     keys = np.where(correlation == 0, -1 - np.arange(n), correlation)
-    is_driver = np.array([not name.lstrip("_").startswith("cuda") for name in texts(launches, "api")])
+    names, inverse = np.unique(texts(launches, "api").astype(str), return_inverse=True)
+    is_driver = np.array([not name.startswith("cuda") for name in names.tolist()])[inverse.reshape(-1)]
     order = np.lexsort((-end, is_driver, start, keys, column(launches, "thread"), column(launches, "process")))
     same = np.ones(n, bool)
     for values in (keys, column(launches, "thread"), column(launches, "process")):

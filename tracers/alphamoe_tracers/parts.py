@@ -80,8 +80,7 @@ class Parts:
 
     def read(self) -> pa.Table:
         """Return all rows so far, those on disk and those staged, in order of arrival."""
-        schema = TABLES[self.name]
-        tables = [pq.read_table(path, schema=schema, partitioning=None) for path in self._written]
+        tables = [pq.ParquetFile(path).read() for path in self._written]
         return combine(self.name, [*tables, *self._staged])
 
     def replace(self, table: pa.Table) -> None:

@@ -96,10 +96,9 @@ def launches_table(runtime: np.ndarray, driver: np.ndarray, api_names: Mapping[t
     worked = records["return_value"] == 0
     records, kinds = records[worked], kinds[worked]
     strings: list[str] = []
-    codes = np.zeros(len(records), np.int64)
-    calls = np.stack([kinds, records["cbid"].astype(np.int64)], axis=1)
-    unique, inverse = np.unique(calls, axis=0, return_inverse=True)
-    for kind, cbid in unique.tolist():
+    calls, inverse = np.unique(kinds << 32 | records["cbid"], return_inverse=True)
+    for call in calls.tolist():
+        kind, cbid = call >> 32, call & 0xFFFFFFFF
         strings.append(api_names.get((kind, cbid), f"{'cuda' if kind == Kind.RUNTIME else 'cu'}#{cbid}"))
     codes = inverse.reshape(-1).astype(np.int64)
     columns = {
