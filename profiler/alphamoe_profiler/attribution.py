@@ -246,9 +246,10 @@ class _Nodes:
         self._ids = pd.Index(column(table, "graph_node_id"))
         created = range_paths(ranges, column(table, "process"), column(table, "thread"), column(table, "created_ns"))
         self.capture_steps = frozenset(int(step) for step in np.unique(created.step) if step >= 0)
-        self.paths = created.take(self._origin(column(table, "original_node_id")))
+        self._origin = self._captured(column(table, "original_node_id"))
+        self.paths = created.take(self._origin)
 
-    def _origin(self, original: Ints) -> Ints:
+    def _captured(self, original: Ints) -> Ints:
         """Follow each clone to the node that was captured; NONE where the chain leaves the table."""
         row = np.arange(len(original), dtype=np.int64)
         for _ in range(_MAX_CLONES):
@@ -264,7 +265,8 @@ class _Nodes:
         if not len(self._ids):
             return np.full(len(node_ids), NONE, np.int64)
         found: Any = self._ids.get_indexer(pd.Index(node_ids))
-        return np.where(node_ids != 0, found, NONE).astype(np.int64)
+        known = (node_ids != 0) & (found >= 0)
+        return np.where(known & (self._origin[found] >= 0), found, NONE).astype(np.int64)
 
 
 def _pair_index(process: Ints, key: Ints, rows: Ints) -> tuple[dict[int, tuple[pd.Index, Ints]], Ints]:

@@ -64,8 +64,9 @@ def rank_problems(bundle: RunBundle, rank: int) -> list[str]:
     problems += [f"rank {rank}: {problem}" for problem in receipts.problems]
     if receipts.cut:
         problems.append(f"rank {rank}: receipts/rank={rank}.jsonl ends inside a line, it was cut")
-    if record is not None and len(receipts.receipts) < record.receipts:
-        problems.append(f"rank {rank}: {len(receipts.receipts)} receipts of {record.receipts} that were written")
+    lines = len(receipts.receipts) + receipts.duplicates
+    if record is not None and lines < record.receipts:
+        problems.append(f"rank {rank}: {lines} receipts of {record.receipts} that were written")
     try:
         bundle.modules(rank)
     except EvidenceError as error:

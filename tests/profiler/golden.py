@@ -11,9 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pyarrow as pa
+
 from alphamoe_backend.experts.registry import ALPHAMOE_W8A8_KERNEL, ALPHAMOE_W8A8_SYMBOL, STOCK_SYMBOL
 from alphamoe_backend.geometry import PRESETS
 from alphamoe_backend.kernels.launch import launch_shape
@@ -139,8 +141,22 @@ def build(
         run: fields of run.json that differ from a sound one.
         ends: how the launcher saw ranks end, where it was not exit code 0.
     """
+    with mock.patch("os.fsync"):  # a test's disk need not survive a power cut
+        return _build(path, damage, world_size, steps, executions, backend, run or {}, ends or {})
+
+
+def _build(
+    path: Path,
+    damage: Damage | None,
+    world_size: int,
+    steps: tuple[Step, ...],
+    executions: tuple[str, ...],
+    backend: str,
+    run: dict[str, Any],
+    ends: dict[int, RankEnd],
+) -> Path:
     writer = BundleWriter(path)
-    writer.write_run(msgspec.structs.replace(_run(world_size, executions, backend), **(run or {})))
+    writer.write_run(msgspec.structs.replace(_run(world_size, executions, backend), **run))
     for record in _requests():
         writer.append_request(record)
     for rank in range(world_size):
@@ -149,7 +165,7 @@ def build(
             damage(content)
         _write(writer, content)
     ordinary = {rank: RankEnd(rank=rank, exit_code=0) for rank in range(world_size)}
-    ranks = tuple((ordinary | (ends or {})).values())
+    ranks = tuple((ordinary | ends).values())
     complete = all(end.exit_code == 0 for end in ranks)
     writer.write_outcome(RunOutcome(run_id=RUN_ID, complete=complete, ranks=ranks, wall_s={"total": 12.5}))
     return path

@@ -165,8 +165,8 @@ def _m_buckets(console: Console, rows: Sequence[MBuckets]) -> None:
         console.print("M buckets: no receipt of a witness step")
         console.print()
         return
-    table = _table(console, "M buckets, by receipt: (n; min, max) and the exact set", "execution", "real tokens", "dispatch M",
-                   "kernel M")  # fmt: skip
+    title = "M buckets, by receipt: (n; min, max) and the exact set"
+    table = _table(console, title, "execution", "real tokens", "dispatch M", "kernel M")
     for row in rows:
         if row.rank is None:
             table.add_row(row.execution, _set(row.real_tokens), _set(row.dispatch_M), _kernel_set(row))

@@ -1,0 +1,170 @@
+"""The reports show what was computed: complete, plain without a terminal, and one strict JSON document."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import golden
+import pytest
+from golden import RankContent
+from test_witness import fall_back, no_cuda, only
+
+from alphamoe_profiler.bundle import MemorySnapshot, RunBundle
+from alphamoe_profiler.inspection import RunReport, inspect_run
+from alphamoe_profiler.reports.json_report import to_json
+from alphamoe_profiler.reports.terminal import print_report
+
+
+def inspected(path: Path, damage: golden.Damage | None = None, **settings: Any) -> RunReport:
+    return inspect_run(RunBundle.open(golden.build(path / "run", damage, **{"world_size": 2, **settings})))
+
+
+def printed(report: RunReport, width: int = 160) -> str:
+    stream = io.StringIO()
+    print_report(report, file=stream, width=width)
+    return stream.getvalue()
+
+
+def test_the_terminal_report_prints_everything_that_a_run_is_asked_for(tmp_path: Path) -> None:
+    text = printed(inspected(tmp_path, world_size=4))
+    for wanted in (
+        str(tmp_path / "run"),
+        "gsm8k:17, 13 tokens, sha256 abababababab, row 17 of gsm8k",
+        "NVIDIA H200",
+        "kernel_alpha_moe_w8a8_up_down",
+        "fused_moe_kernel (forbidden)",
+        "(2; 1, 13)",
+        "(1; 16, 16)",
+        "144 of 208 kernels attributed",
+        "48 of 48 MoE kernels of witness steps attributed",
+        "40 not attributed: sentinel (ranks 0-3)",
+        "after_run",
+        "start_up",
+        "next: alphamoe-trace show ",
+    ):
+        assert wanted in text
+    assert "PASS kernel_alpha_moe_w8a8_up_down witnessed 48 times on all 4 ranks" in text
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_no_line_is_wider_than_the_terminal_and_no_control_code_leaves_a_pipe(tmp_path: Path, width: int) -> None:
+    text = printed(inspected(tmp_path, only(2, fall_back), world_size=4), width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "\x1b" not in text
+
+
+def test_no_color_is_respected_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    report = inspected(tmp_path)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    coloured, plain = Terminal(), Terminal()
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    print_report(report, file=coloured, width=100)
+    monkeypatch.setenv("NO_COLOR", "1")
+    print_report(report, file=plain, width=100)
+    assert "\x1b[1;32m" in coloured.getvalue()
+    assert "32m" not in plain.getvalue()
+
+
+def test_a_failed_run_names_rank_symbol_and_count_at_the_end(tmp_path: Path) -> None:
+    *_, verdict, following = printed(inspected(tmp_path, only(1, fall_back)), 1000).rstrip().splitlines()
+    assert verdict.startswith("FAIL rank 1 eager: forbidden fused_moe_kernel ran 6 times")
+    assert following.startswith("next: ")
+
+
+def test_times_of_ranks_that_share_a_gpu_are_marked(tmp_path: Path) -> None:
+    def damage(content: RankContent) -> None:
+        content.rank_file = {"shared_gpu": True}
+
+    lines = printed(inspected(tmp_path, damage), 200).splitlines()
+    times = [line for line in lines if "0.125" in line or line.startswith("launcher:")]
+    assert len(times) == 3
+    assert all("shared GPU" in line for line in times)
+    assert "shared GPU" not in printed(inspected(tmp_path / "alone"), 200)
+
+
+def test_names_are_text_and_never_markup(tmp_path: Path) -> None:
+    def damage(content: RankContent) -> None:
+        content.of(golden.NORM, 4)[0]["_base"] = "moe_align_block_size_kernel[red]x[/red]"
+        content.rank_file = {"gpu_name": "[bold]GPU[/bold] :smile:"}
+
+    text = printed(inspected(tmp_path, damage), 200)
+    assert "[bold]GPU[/bold] :smile:" in text
+
+
+def test_other_moe_kernels_that_ran_are_listed(tmp_path: Path) -> None:
+    def damage(content: RankContent) -> None:
+        content.of(golden.NORM, 4)[0]["_base"] = "moe_align_block_size_kernel"
+
+    assert "moe_align_block_size_kernel" in printed(inspected(tmp_path, only(0, damage)))
+
+
+def test_a_run_without_cuda_says_so_and_points_at_the_doctor(tmp_path: Path) -> None:
+    eager = tuple(step for step in golden.STEPS if step.execution == "eager")
+    text = printed(inspected(tmp_path, no_cuda, steps=eager, executions=("eager",)), 200)
+    assert "INCONCLUSIVE ranks 0, 1: no CUDA device\nnext: alphamoe-trace doctor" in text
+    assert "no kernel was recorded" in text
+    assert "none witnessed" in text
+
+
+def test_a_rank_that_was_cut_short_is_shown_with_what_it_left(tmp_path: Path) -> None:
+    def damage(content: RankContent) -> None:
+        content.rank_file = None
+
+    report = inspected(tmp_path, only(3, damage), world_size=4)
+    text = printed(report, 200)
+    assert "cut short" in text
+    assert "rank 3: no ranks/3.json, it was cut short" in text
+    assert report.next_command == "alphamoe-trace --ranks 4 --prompt gsm8k:17"
+    assert report.ranks[3].kernels == 52
+
+
+def test_an_execution_that_was_not_exercised_gets_a_command_that_would(tmp_path: Path) -> None:
+    steps = tuple(step for step in golden.STEPS if step.execution != "decode_graph_replay")
+    command = inspected(tmp_path, steps=steps).next_command
+    assert command == (
+        "alphamoe-trace --ranks 2 --prompt gsm8k:17 "
+        "--executions eager,prefill_graph_replay,decode_graph_replay --max-new-tokens 8"
+    )
+
+
+def test_the_json_report_is_one_strict_document_with_the_documented_keys(tmp_path: Path) -> None:
+    def refuse(token: str) -> None:
+        raise AssertionError(token)
+
+    text = to_json(inspected(tmp_path, only(1, fall_back)))
+    document = json.loads(text, parse_constant=refuse)
+    described = (Path(__file__).parents[2] / "docs/run-bundle.md").read_text()
+    assert all(f"`{key}`" in described for key in document)
+    assert all(f"`{key}`" in described for key in document["ranks"][0])
+    assert all(f"`{key}`" in described for key in document["cells"][0])
+    assert all(f"`{key}`" in described for key in document["m_buckets"][0])
+    assert (document["verdict"], document["exit_code"]) == ("FAIL", 1)
+    assert document["m_buckets"][0]["dispatch_M"] == {"n": 2, "min": 1, "max": 13, "values": [1, 13], "folded": "1, 13"}
+    assert document["ranks"][0]["unattributed"] == {"sentinel": 10, "before window": 6}
+    assert sum(row["kernels"] for row in document["moe_kernels"] if row["rank"] == 1) == 12
+
+
+def test_the_json_report_of_the_same_bundle_is_the_same_bytes(tmp_path: Path) -> None:
+    path = golden.build(tmp_path / "run", world_size=1)
+    assert to_json(inspect_run(RunBundle.open(path))) == to_json(inspect_run(RunBundle.open(path)))
+
+
+def test_inspecting_writes_nothing(tmp_path: Path) -> None:
+    path = golden.build(tmp_path / "run", world_size=1)
+    before = {entry: entry.stat().st_mtime_ns for entry in path.rglob("*")}
+    inspect_run(RunBundle.open(path))
+    assert {entry: entry.stat().st_mtime_ns for entry in path.rglob("*")} == before
+
+
+def test_unknown_memory_is_a_dash_and_not_a_zero(tmp_path: Path) -> None:
+    def damage(content: RankContent) -> None:
+        content.rank_file = {"memory": (MemorySnapshot(label="after_start_up"),)}
+
+    assert "- (-)" in printed(inspected(tmp_path, damage))
