@@ -348,25 +348,30 @@ kernel_alpha_moe_w8a8_up_down(const u8 *__restrict__ hidden, const float *__rest
         if (given < SCALES_AT + static_cast<u32>(k_blocks) * (TOKENS + 3) * 4u) __trap();
     }
 
-    // Step 1: the plan. Nothing beyond num_tokens_post_padded is trusted; the whole cluster leaves together.
+    // Step 1: the plan. Its three arrays are read at once, to pay one latency; what lies beyond num_tokens_post_padded
+    // is dropped unseen. The whole cluster leaves together.
     const int first_block = window * N_TILES;
+    int flat = -1;
+    if (tid < TOKENS && first_block * BLOCK_M + tid < plan_blocks * BLOCK_M)
+        flat = sorted_token_ids[first_block * BLOCK_M + tid];
+    const int first_expert = expert_ids[first_block];
     int blocks_end = *num_tokens_post_padded / BLOCK_M;
     blocks_end = blocks_end < plan_blocks ? blocks_end : plan_blocks;
     blocks_end = blocks_end < first_block + N_TILES ? blocks_end : first_block + N_TILES;
     if (first_block >= blocks_end) return;
 
-    int flat = -1;
+    float weight = 0.0f;
     if (tid < TOKENS) {
-        if (tid < (blocks_end - first_block) * BLOCK_M) flat = sorted_token_ids[first_block * BLOCK_M + tid];
-        if (static_cast<u32>(flat) >= static_cast<u32>(M * top_k)) flat = -1;
+        const bool used = tid < (blocks_end - first_block) * BLOCK_M;
+        if (!used || static_cast<u32>(flat) >= static_cast<u32>(M * top_k)) flat = -1;
         row_token[tid] = flat < 0 ? -1 : flat / top_k;
+        if (flat >= 0) weight = topk_weights[flat];
     }
     __syncthreads();
-    if (tid < TOKENS) row_weight[tid] = flat < 0 ? 0.0f : topk_weights[flat] * routed_scale;
 
 #pragma unroll 1
     for (int block = first_block; block < blocks_end;) {
-        const int expert = expert_ids[block];
+        const int expert = block == first_block ? first_expert : expert_ids[block];
         int active = 1;
         while (block + active < blocks_end && expert_ids[block + active] == expert) ++active;
         const int row0 = (block - first_block) * BLOCK_M;
@@ -447,6 +452,8 @@ kernel_alpha_moe_w8a8_up_down(const u8 *__restrict__ hidden, const float *__rest
             issue(s, s);
             copies_commit();
         }
+        // Stored only now, so that its load does not hold up the copies.
+        if (tid < TOKENS) row_weight[tid] = weight * routed_scale;
 
         int slot = 0;
         int refill = STAGES - 1;
@@ -626,6 +633,7 @@ kernel_alpha_moe_w8a8_up_down(const u8 *__restrict__ hidden, const float *__rest
             }
             next_slot();
         }
+        if constexpr (N_TILES == 1) break;  // a window of one block has no other run
         copies_wait<0>();
         __syncthreads();
     }

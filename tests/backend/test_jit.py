@@ -1,0 +1,106 @@
+"""The cubin cache: one compilation for many processes, and no trust in what lies on the disk."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from alphamoe_backend.environ import CACHE_DIR
+from alphamoe_backend.kernels import jit, launch
+from alphamoe_tracers.errors import AlphaMoEError
+
+pytest.importorskip("cuda.bindings", reason="NVRTC is for Linux only")
+DEFINES = launch.variant("t8_c8").defines()
+ONE_COMPILE = (
+    "from alphamoe_backend.kernels import jit, launch\n"
+    "cubin = jit.compile_cubin(launch.SOURCE_NAME, 'sm_90a', launch.variant('t8_c8').defines())\n"
+    "print(cubin.sha256, cubin.from_cache)\n"
+)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[Path]:
+    with CACHE_DIR.override(str(tmp_path / "cubins")):
+        yield tmp_path / "cubins"
+
+
+def compile_once() -> jit.Cubin:
+    return jit.compile_cubin(launch.SOURCE_NAME, "sm_90a", DEFINES)
+
+
+def test_a_second_compile_comes_from_the_disk(cache: Path) -> None:
+    """The same source, definitions and compiler give the stored cubin and what was known about it."""
+    first, second = compile_once(), compile_once()
+    assert (first.from_cache, second.from_cache) == (False, True)
+    assert (first.code, first.registers) == (second.code, second.registers)
+    assert [path.suffix for path in cache.iterdir()].count(".cubin") == 1
+
+
+def test_other_definitions_are_another_entry(cache: Path) -> None:
+    """A variant never gets the cubin of another."""
+    first = compile_once()
+    other = jit.compile_cubin(launch.SOURCE_NAME, "sm_90a", launch.variant("t64_w").defines())
+    assert not other.from_cache
+    assert other.sha256 != first.sha256
+    assert other.source_sha256 == first.source_sha256
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "garbage"])
+def test_a_damaged_entry_is_compiled_again(cache: Path, damage: str) -> None:
+    """A flipped byte, a cut file, an empty one and plain garbage all lead to a fresh, equal cubin and a sound entry."""
+    first = compile_once()
+    (entry,) = cache.glob("*.cubin")
+    data = bytearray(entry.read_bytes())
+    data[-100] ^= 0xFF
+    entry.write_bytes({"flip": bytes(data), "cut": bytes(data[:5000]), "empty": b"", "garbage": b"\xff" * 99}[damage])
+    again = compile_once()
+    assert not again.from_cache
+    assert again.code == first.code
+    assert compile_once().from_cache
+
+
+def test_four_processes_at_once_compile_once(cache: Path) -> None:
+    """Three of four wait for the one that compiles, and all get the same cubin."""
+    roots = os.pathsep.join(path for path in sys.path if path.endswith(("backend", "tracers")))
+    env = dict(os.environ, PYTHONPATH=roots)
+    running = [
+        subprocess.Popen([sys.executable, "-c", ONE_COMPILE], env=env, stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    lines = [process.communicate(timeout=120)[0].split() for process in running]
+    assert [process.returncode for process in running] == [0] * 4
+    assert len({sha256 for sha256, _ in lines}) == 1
+    assert sorted(from_cache for _, from_cache in lines) == ["False", "True", "True", "True"]
+    assert not list(cache.glob("*.tmp"))
+
+
+def test_a_cache_that_cannot_be_made_only_costs_time(tmp_path: Path) -> None:
+    """With a file where the folder should be the cubin is compiled and not kept."""
+    blocker = tmp_path / "file"
+    blocker.write_text("")
+    with CACHE_DIR.override(str(blocker / "cubins")):
+        assert not compile_once().from_cache
+        assert not compile_once().from_cache
+
+
+def test_a_source_that_does_not_compile_shows_the_compilers_words() -> None:
+    """The message holds NVRTC's own log, with the line."""
+    with pytest.raises(AlphaMoEError, match=r"broken\.cu\(1\)"):
+        jit._compile("broken", b"__global__ void k() { no_such_thing(); }", "sm_90a", {})
+
+
+def test_an_unknown_source_is_refused(cache: Path) -> None:
+    """The hint lists the sources that there are."""
+    with pytest.raises(AlphaMoEError, match="no CUDA source named 'nothing'"):
+        jit.compile_cubin("nothing", "sm_90a", {})
+
+
+def test_nothing_is_known_of_cubins_that_were_not_loaded(cache: Path) -> None:
+    """Compiling is not loading: a module's source is only vouched for once this process loaded it."""
+    cubin = compile_once()
+    assert cubin.sha256 not in jit.known_sources()

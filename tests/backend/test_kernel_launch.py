@@ -1,0 +1,100 @@
+"""The launch rule gives one launch for a geometry and an M, and refuses what the kernel was not written for."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from alphamoe_backend.geometry import LocalGeometry
+from alphamoe_backend.kernels.launch import (
+    MAX_H,
+    RESERVED_SMEM_BYTES,
+    SM_SMEM_BYTES,
+    check_geometry,
+    choose_variant,
+    launch_shape,
+    plan_blocks,
+    variant,
+    variants,
+)
+from alphamoe_backend.routing import align_block_size
+from alphamoe_tracers.errors import UsageError
+
+QWEN = LocalGeometry(E=512, H=2048, I_local=128, top_k=10)
+GLM = LocalGeometry(E=256, H=6144, I_local=512, top_k=8)
+SMALL = LocalGeometry(E=16, H=256, I_local=128, top_k=4)
+
+
+@pytest.mark.parametrize("geometry", [QWEN, GLM, SMALL])
+@pytest.mark.parametrize("M", [1, 2, 7, 64, 130])
+def test_the_rule_counts_the_blocks_that_the_plan_has(geometry: LocalGeometry, M: int) -> None:
+    """The capacity that the grid is made from is the length of the plan's expert_ids."""
+    generator = torch.Generator().manual_seed(M)
+    ids = torch.rand((M, geometry.E), generator=generator).argsort(dim=-1)[:, : geometry.top_k].to(torch.int32)
+    assert plan_blocks(geometry, M) == align_block_size(ids, geometry.block_m, geometry.E).expert_ids.numel()
+
+
+@pytest.mark.parametrize("geometry", [QWEN, GLM, SMALL])
+@pytest.mark.parametrize("M", [1, 8, 64, 512, 911, 4096, 16384])
+def test_the_grid_covers_the_plan_in_whole_clusters(geometry: LocalGeometry, M: int) -> None:
+    """Windows cover every block, the last one is not empty, and the grid is a multiple of the cluster."""
+    shape = launch_shape(geometry, M)
+    chosen = variant(shape.variant)
+    windows, rest = divmod(shape.grid[0], shape.cluster[0])
+    blocks = plan_blocks(geometry, M)
+    assert rest == 0
+    assert (windows - 1) * chosen.tokens < blocks * geometry.block_m <= windows * chosen.tokens
+    assert shape.grid[1:] == (geometry.I_local // 128, 1)
+    assert shape.block == (256, 1, 1)
+
+
+def test_the_grid_tells_small_token_counts_apart() -> None:
+    """No two token counts up to 256 of the Qwen geometry share a launch shape, so a recorded launch names its M."""
+    shapes = [launch_shape(QWEN, M) for M in range(1, 257)]
+    assert len(set(shapes)) == len(shapes)
+
+
+def test_a_wrong_token_count_of_a_large_batch_gives_another_grid() -> None:
+    """Padding 911 tokens to 1024, or dropping a rank's worth of 4096, changes the launch shape."""
+    assert launch_shape(QWEN, 911) != launch_shape(QWEN, 1024)
+    assert launch_shape(QWEN, 4096) != launch_shape(QWEN, 4088)
+
+
+@pytest.mark.parametrize("candidate", variants(), ids=lambda candidate: candidate.name)
+def test_the_stated_ctas_fit_on_a_multiprocessor(candidate: object) -> None:
+    """At the largest hidden size the shared memory of the stated CTAs, with what the system reserves, fits."""
+    chosen = variant(candidate.name)  # type: ignore[attr-defined]
+    assert chosen.ctas_per_sm * (chosen.dynamic_smem_bytes(MAX_H) + RESERVED_SMEM_BYTES) <= SM_SMEM_BYTES
+
+
+def test_more_rows_an_expert_never_choose_a_narrower_window() -> None:
+    """The window grows with M."""
+    windows = [choose_variant(QWEN, M).tokens for M in range(1, 4097)]
+    assert windows == sorted(windows)
+    assert set(windows) == {candidate.tokens for candidate in variants()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"block_m": 16}, "block_m is 16"),
+        ({"H": 200}, "H is 200"),
+        ({"H": 8192}, "H is 8192"),
+        ({"I_local": 64}, "I_local is 64"),
+        ({"top_k": 17}, "top_k is 17"),
+        ({"E": 1024}, "E is 1024"),
+        ({"E": 4}, "E is 4"),
+    ],
+)
+def test_a_geometry_outside_the_limits_is_refused_by_name(changes: dict[str, int], message: str) -> None:
+    """Each limit has its own message."""
+    with pytest.raises(UsageError, match=message):
+        check_geometry(dataclasses.replace(QWEN, **changes))
+
+
+def test_no_tokens_are_no_launch() -> None:
+    """M = 0 has no launch shape."""
+    with pytest.raises(UsageError, match="M=0"):
+        launch_shape(QWEN, 0)
