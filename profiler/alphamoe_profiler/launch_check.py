@@ -63,9 +63,8 @@ def launch_shapes_ok(
 
 def expected_shape(submissions: SubmissionTable, number: int, sm_count: int) -> tuple[int, ...] | None:
     """Return the launch that the backend's rule gives for one submitted shape, in the order of SHAPE_COLUMNS."""
-    from alphamoe_backend.kernels.launch import launch_shape
-
     from alphamoe_backend.geometry import LocalGeometry
+    from alphamoe_backend.kernels.launch import launch_shape
 
     item = submissions.geometries[number]
     geometry = LocalGeometry(item.E, item.H, item.I_local, item.top_k, item.block_m)

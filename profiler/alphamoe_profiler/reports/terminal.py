@@ -68,10 +68,9 @@ def _head(console: Console, report: RunReport) -> None:
     grid.add_row("model", f"{run.model}, {run.geometry.layers} layers, {run.world_size} ranks, on {run.device_kind}")
     grid.add_row("backend", run.moe_runner_backend)
     for prompt in run.prompts:
-        where = (
-            f" of {prompt.dataset} ({prompt.dataset_sha256[:12]})" if prompt.dataset and prompt.dataset_sha256 else ""
-        )
-        text = f"{prompt.spec}{where}, {prompt.token_count} tokens, sha256 {prompt.sha256[:12]}"
+        text = f"{prompt.spec}, {prompt.token_count} tokens, sha256 {prompt.sha256[:12]}"
+        if prompt.dataset and prompt.dataset_sha256:
+            text += f", row {prompt.row} of {prompt.dataset} (sha256 {prompt.dataset_sha256[:12]})"
         grid.add_row("prompt", Text(text))
     if run.inject_fault:
         grid.add_row("fault", Text(f"{run.inject_fault} (planted on purpose)"))
