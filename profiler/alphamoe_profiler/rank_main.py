@@ -27,10 +27,9 @@ from alphamoe_tracers.errors import AlphaMoEError
 from alphamoe_tracers.records import EXECUTIONS, CollectorSummary, Execution, Receipt
 
 if TYPE_CHECKING:
-    from alphamoe_tracers.cupti import Collector
-
     from alphamoe_backend.engine import Engine
     from alphamoe_backend.parallel import TensorParallelGroup
+    from alphamoe_tracers.cupti import Collector
     from alphamoe_tracers.receipts import ReceiptWriter
 
 CLOCK = "cuptiGetTimestamp"
@@ -171,6 +170,9 @@ class RankRun:
         if self._collector is not None:
             self._collector.close_window()
         self._remember("after_run")
+        # No rank may leave while another is still inside its last collective. The engine is not closed: that would
+        # unload modules whose names the collector has yet to read, and the process is about to end anyway.
+        group.barrier()
         if task.rank == 0:
             served = tuple(
                 ServedRequest(
@@ -182,10 +184,8 @@ class RankRun:
                 )
                 for item in completions
             )
-            send(self._connection, RankMessage("served", 0, time.monotonic_ns(), served=served))
-        # Close in order only when all is well: a group whose peer died would wait for it here.
-        engine.close()
-        group.close()
+            notes = tuple(engine.notes)
+            send(self._connection, RankMessage("served", 0, time.monotonic_ns(), served=served, notes=notes))
 
     def _start_collector(self) -> None:
         if self._task.collector_off is not None:

@@ -87,6 +87,8 @@ class RankMessage(msgspec.Struct, frozen=True):
     error: str | None = None
     """One line. For ``failed``."""
     served: tuple[ServedRequest, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What a reader of the run must know, one sentence each."""
 
 
 _decoder = msgspec.json.Decoder(RankMessage)

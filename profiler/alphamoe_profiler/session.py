@@ -32,6 +32,8 @@ from alphamoe_tracers.errors import UsageError
 from alphamoe_tracers.records import SCHEMA_VERSION
 
 RUN_ROOT = Path("alphamoe-runs")
+MAX_PROMPT_TOKENS = 16_384
+"""Longer prompts would need attention in blocks, which the small engine does not have."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def run_session(
         ranks_s = time.monotonic()
         ended = Supervisor(target, tasks, config.timeout_s, progress or (lambda message: None)).run()
     error = _write_end(writer, run, ended, requests, tokenizer, started_s, ranks_s)
-    return SessionResult(path, error is None, error, plan.notes)
+    return SessionResult(path, error is None, error, (*plan.notes, *ended.notes))
 
 
 def _begin_bundle(path: Path, run: RunInfo, force: bool) -> BundleWriter:
@@ -117,10 +119,17 @@ def _check_backend(plan: Resolved) -> None:
 
 def _tokenise(specs: Sequence[str], tokenizer: ChatTokenizer) -> tuple[_Tokenised, ...]:
     prompts = [load_prompt(spec) for spec in specs]
-    return tuple(
+    requests = tuple(
         _Tokenised(prompt, f"request-{index}", tokenizer.encode_chat(prompt.text))
         for index, prompt in enumerate(prompts)
     )
+    for item in requests:
+        if len(item.token_ids) > MAX_PROMPT_TOKENS:
+            kind = item.prompt.spec.partition(":")[0]
+            raise UsageError(
+                f"--prompt {kind}: has {len(item.token_ids)} tokens", f"at most {MAX_PROMPT_TOKENS} can be served"
+            )
+    return requests
 
 
 def _describe(plan: Resolved, requests: Sequence[_Tokenised]) -> RunInfo:

@@ -59,6 +59,7 @@ class Supervision:
     """Null when every rank finished; otherwise one line that names the rank and what happened to it."""
     interrupted_by: str | None
     served: tuple[ServedRequest, ...]
+    notes: tuple[str, ...] = ()
     phase_ns: dict[str, int] = field(default_factory=dict)
     """When the first rank announced each phase, ``time.monotonic_ns()``."""
 
@@ -87,6 +88,7 @@ class Supervisor:
         self._on_message = on_message
         self._ranks: list[_Rank] = []
         self._served: list[ServedRequest] = []
+        self._notes: list[str] = []
         self._signal: int | None = None
         self._phase_ns: dict[str, int] = {}
 
@@ -103,7 +105,7 @@ class Supervisor:
         error = reason if reason is not None else self._cause()
         ends = tuple(rank.end for rank in self._ranks if rank.end is not None)
         interrupted = signal.Signals(self._signal).name if self._signal is not None else None
-        return Supervision(ends, error, interrupted, tuple(self._served), self._phase_ns)
+        return Supervision(ends, error, interrupted, tuple(self._served), tuple(self._notes), self._phase_ns)
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
@@ -170,6 +172,7 @@ class Supervisor:
             self._phase_ns.setdefault(message.phase, message.at_ns)
         elif message.kind == "served":
             self._served.extend(message.served)
+            self._notes.extend(message.notes)
         elif message.kind == "failed":
             rank.error, rank.failed_ns = message.error or "no reason given", message.at_ns
         elif message.kind == "done":

@@ -96,6 +96,7 @@ PROMPT = ["--prompt", "text:hi"]
         (["--prompt", "gsm8k:-1"], "rows are 0 to 1318"),
         (["--prompt", "text:"], "is empty"),
         (["--prompt", "hello"], "a prompt is gsm8k:ROW, text:WORDS or file:PATH"),
+        (["--prompt", "text:" + "a b " * 9000], "at most 16384 can be served"),
         (["--prompt-file", "absent.txt"], "absent.txt: No such file or directory"),
         ([*PROMPT, "--model", "tiny2"], "did you mean tiny?"),
         ([*PROMPT, "--model", "llama"], "the presets are tiny, qwen3-next-80b, glm-5.2"),
