@@ -104,3 +104,14 @@ def test_nothing_is_known_of_cubins_that_were_not_loaded(cache: Path) -> None:
     """Compiling is not loading: a module's source is only vouched for once this process loaded it."""
     cubin = compile_once()
     assert cubin.sha256 not in jit.known_sources()
+
+
+def test_a_header_counts_as_source_and_keeps_its_line_numbers() -> None:
+    """Headers are put in place once, so that the hash covers them, and a complaint names their own line."""
+    text = jit.source_text(launch.SOURCE_NAME).decode()
+    assert "#include" not in text
+    assert text.count("constexpr int THREADS") == text.count("copies_commit() {") == 1
+    shape = jit.source_text("w8a8_shape", ".cuh").decode()
+    broken = shape.replace("constexpr int THREADS = 256;", "constexpr int THREADS = nonsense;")
+    with pytest.raises(AlphaMoEError, match=r"w8a8_shape\.cuh\(\d+\): error: identifier \"nonsense\""):
+        jit._compile("broken", broken.encode(), "sm_90a", DEFINES)

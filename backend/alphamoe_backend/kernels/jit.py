@@ -28,6 +28,7 @@ _FORMAT = "alphamoe-cubin-1"
 # Generic lambdas are host functions to NVRTC without --device-as-default-execution-space.
 _OPTIONS = ("--std=c++17", "--device-as-default-execution-space", "--ptxas-options=-v")
 _USAGE = re.compile(r"Used (\d+) registers")
+_INCLUDE = re.compile(r'#include "([\w.]+)"')
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
@@ -47,7 +48,7 @@ class Cubin:
     sha256: str
     """Of ``code``; what a trace of loaded modules shows."""
     source_sha256: str
-    """Of the .cu file."""
+    """Of the .cu file with its local headers in place (:func:`source_text`)."""
     arch: str
     registers: int
     """Registers a thread, from the assembler's own report (0 where it gave none)."""
@@ -88,14 +89,29 @@ def source_names() -> tuple[str, ...]:
     )
 
 
-def source_text(source_name: str) -> bytes:
-    """Read one source.
+def _expanded(file_name: str, seen: set[str]) -> str:
+    """Read a file with its local includes in place, each once, and its own line numbers kept for the compiler."""
+    seen.add(file_name)
+    lines = [f'#line 1 "{file_name}"']
+    for number, line in enumerate((resources.files(__package__) / file_name).read_text().splitlines(), 1):
+        included = _INCLUDE.match(line)
+        if included and included[1] not in seen:
+            lines += [_expanded(included[1], seen), f'#line {number + 1} "{file_name}"']
+        elif included or line.startswith("#pragma once"):
+            lines.append("")
+        else:
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def source_text(source_name: str, suffix: str = ".cu") -> bytes:
+    """Read one source with its local headers in place: the whole text that decides what is compiled.
 
     Raises:
         AlphaMoEError: the package has no such source.
     """
     try:
-        return (resources.files(__package__) / f"{source_name}.cu").read_bytes()
+        return (_expanded(source_name + suffix, set()) + "\n").encode()
     except FileNotFoundError:
         raise AlphaMoEError(f"there is no CUDA source named {source_name!r}", hint=", ".join(source_names())) from None
 

@@ -1,7 +1,7 @@
 """The launch rule of the fused kernel: which variant, grid, cluster and shared memory a geometry and an M give.
 
 The launcher obeys this rule and the profiler checks recorded launches against it, so M can be read off a launch's
-shape. No torch here. The shared memory layout repeats that of ``alphamoe_w8a8_up_down.cu``, which traps on a mismatch.
+shape. No torch here. The shared memory layout repeats that of ``w8a8_shape.cuh``; the kernel traps on a mismatch.
 """
 
 from __future__ import annotations

@@ -72,8 +72,7 @@ class FusedLauncher:
         """Load every variant. Loading is not allowed while a graph is being captured, launching is."""
         with self._lock:
             self._enter_device()
-            for variant in variants():
-                self._function(variant)
+            self._load()
 
     def _enter_device(self) -> None:
         """Make the device's primary context current, which a thread that never called CUDA does not have."""
@@ -82,18 +81,22 @@ class FusedLauncher:
         torch.cuda.set_device(self._device_index)
         self._thread.entered = True
 
-    def _function(self, variant: Variant) -> Any:
-        function = self._functions.get(variant.name)
-        if function is None:
-            if torch.cuda.is_current_stream_capturing():
-                raise AlphaMoEError(
-                    f"variant {variant.name} of the fused kernel was first asked for inside a graph capture",
-                    hint="call alphamoe_w8a8.prepare(device) before capturing",
-                )
+    def _load(self) -> None:
+        # All at once, so that a graph captured later for another M finds its variant.
+        for variant in variants():
             most = variant.dynamic_smem_bytes(MAX_H)
             loaded = jit.load(SOURCE_NAME, ARCH, variant.defines(), SYMBOL, most, self._device_index)
-            function = self._functions[variant.name] = loaded.function
-        return function
+            self._functions[variant.name] = loaded.function
+
+    def _function(self, variant: Variant) -> Any:
+        if variant.name not in self._functions:
+            if torch.cuda.is_current_stream_capturing():
+                raise AlphaMoEError(
+                    "the fused kernel was first asked for inside a graph capture, where nothing can be loaded",
+                    hint="call alphamoe_w8a8.prepare(device) before capturing",
+                )
+            self._load()
+        return self._functions[variant.name]
 
     def _config(self, shape: LaunchShape) -> Any:
         config = self._configs.get(shape)
