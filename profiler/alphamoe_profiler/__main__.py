@@ -1,6 +1,10 @@
-"""Run the command line with `python -m alphamoe_profiler`."""
+"""``python -m alphamoe_profiler`` is ``alphamoe-trace``."""
+
+from __future__ import annotations
+
+import sys
 
 from alphamoe_profiler.cli import main
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())
