@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -90,43 +91,56 @@ class Identity:
     """The loaded code behind a symbol: two implementations can share a name."""
 
     symbol: str
-    module_sha256: str | None
-    """Hash of the module image, null where no loaded module, or more than one, holds the symbol."""
+    modules: tuple[str, ...]
+    """Hashes of the loaded module images that hold the symbol. Variants of one kernel are several modules under one
+    symbol, and a kernel record does not say which of them it ran."""
     source_sha256: str | None
-    """Hash of its CUDA source where that is ours or known."""
+    """Hash of the CUDA source, where every one of those modules is tied to the same known source."""
     ranks: tuple[int, ...]
     kernels: int
 
     @property
     def tied(self) -> bool:
-        """The module is tied to a known source."""
+        """Whatever module ran, it comes from one known source."""
         return self.source_sha256 is not None
 
     def told(self) -> str:
         """Name the code in one line."""
-        module = f"module {self.module_sha256[:12]}" if self.module_sha256 else "an unknown module"
-        source = f"source {self.source_sha256[:12]}" if self.source_sha256 else "of unknown source"
-        return f"{self.symbol}: {module}, {source}, ranks {fold(self.ranks)}, {self.kernels} kernels"
+        modules = f"modules {', '.join(module[:12] for module in self.modules)}" if self.modules else "no known module"
+        source = f"source {self.source_sha256[:12]}" if self.source_sha256 else "of no one known source"
+        return f"{self.symbol}: {modules}, {source}, {ranks_told(self.ranks)}, {self.kernels} kernels"
 
 
 def identities(evidence: Evidence) -> list[Identity]:
-    """Return the modules behind the AlphaMoE symbols and the required ones, witnessed kernels only."""
-    found: dict[tuple[str, str | None], tuple[set[int], int]] = {}
-    sources: dict[str, str] = {}
+    """Return the code behind the AlphaMoE symbols and the required ones, witnessed kernels only."""
+    found: dict[tuple[str, tuple[str, ...], str | None], tuple[set[int], int]] = {}
     for rank, frame in evidence.frames.items():
-        sources |= {m.sha256: m.source_sha256 for m in _modules(evidence.bundle, rank) if m.source_sha256 is not None}
+        loaded = _modules(evidence.bundle, rank)
+        sources = {module.sha256: module.source_sha256 for module in loaded}
         alphamoe = frame["class"].astype(object).fillna("").str.startswith("alphamoe.")
         chosen = (alphamoe | frame["base"].isin(evidence.required)) & witness_mask(frame)
-        own = frame.loc[chosen, ["base", "module_sha256"]].astype(object)
-        sizes = own.groupby(["base", "module_sha256"], dropna=False).size().rename("kernels").reset_index()
-        for base, module, count in zip(*(sizes[name].tolist() for name in sizes.columns), strict=True):
-            key = (str(base), module if isinstance(module, str) else None)
-            ranks, total = found.get(key, (set(), 0))
-            found[key] = (ranks | {rank}, total + int(count))
+        names = ["base", "mangled", "module_sha256"]
+        own = frame.loc[chosen, names].astype(object)
+        sizes = own.groupby(names, dropna=False).size().rename("kernels").reset_index()
+        for base, mangled, module, count in zip(*(sizes[name].tolist() for name in sizes.columns), strict=True):
+            holders = {item.sha256 for item in loaded if mangled in item.kernels}
+            modules = (module,) if isinstance(module, str) else tuple(sorted(holders))
+            behind = {sources.get(item) for item in modules}
+            source = next(iter(behind)) if len(behind) == 1 else None
+            ranks, total = found.get((base, modules, source), (set(), 0))
+            found[base, modules, source] = (ranks | {rank}, total + int(count))
     return [
-        Identity(symbol, module, sources.get(module or ""), tuple(sorted(ranks)), total)
-        for (symbol, module), (ranks, total) in sorted(found.items(), key=lambda item: (item[0][0], item[0][1] or ""))
+        Identity(symbol, modules, source, tuple(sorted(ranks)), total)
+        for (symbol, modules, source), (ranks, total) in sorted(
+            found.items(), key=lambda item: (item[0][0], item[0][1])
+        )
     ]
+
+
+def ranks_told(ranks: Iterable[int]) -> str:
+    """Write ``rank 2`` or ``ranks 0-3``."""
+    own = sorted(set(ranks))
+    return f"rank{'s' if len(own) > 1 else ''} {fold(own)}"
 
 
 def _modules(bundle: RunBundle, rank: int) -> list[ModuleRecord]:

@@ -12,6 +12,7 @@ from alphamoe_profiler.windows import readable_rank_file
 if TYPE_CHECKING:
     from alphamoe_profiler.bundle import RunBundle
     from alphamoe_profiler.range_paths import Ints
+    from alphamoe_profiler.run_records import RankFile
     from alphamoe_profiler.submissions import SubmissionTable
 
 RULED_SYMBOL = "kernel_alpha_moe_w8a8_up_down"
@@ -41,8 +42,7 @@ def launch_shapes_ok(
     unknown = np.ones(len(frame), bool)
     ok = np.zeros(len(frame), bool)
     record = readable_rank_file(bundle, rank)
-    ruled = record is not None and record.compute_capability in (None, _RULED_CAPABILITY)
-    if record is None or record.sm_count is None or not ruled:
+    if record is None or record.sm_count is None or _capability(bundle, record) not in (None, _RULED_CAPABILITY):
         return pd.arrays.BooleanArray(ok, unknown)
     rows = np.flatnonzero((frame["base"] == RULED_SYMBOL).to_numpy() & (matched >= 0))
     if not len(rows):
@@ -59,6 +59,12 @@ def launch_shapes_ok(
         unknown[rows[here]] = False
         ok[rows[here]] = (recorded[here] == np.array(expected)).all(axis=1)
     return pd.arrays.BooleanArray(ok, unknown)
+
+
+def _capability(bundle: RunBundle, record: RankFile) -> str | None:
+    """Return the compute capability that the rank file gives, or run.json for its GPU; None where nothing says."""
+    known = {gpu.uuid: gpu.compute_capability for gpu in bundle.run.gpus if gpu.uuid is not None}
+    return record.compute_capability or known.get(record.gpu_uuid or "")
 
 
 def expected_shape(submissions: SubmissionTable, number: int, sm_count: int) -> tuple[int, ...] | None:

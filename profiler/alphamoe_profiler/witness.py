@@ -6,13 +6,12 @@ One cell for each (rank, execution, symbol) and one check for each way in which 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from alphamoe_profiler.evidence import Evidence, Identity, counted_as_real, gather, identities
+from alphamoe_profiler.evidence import Evidence, Identity, counted_as_real, gather, identities, ranks_told
 from alphamoe_profiler.integrity import Check, integrity_checks
-from alphamoe_profiler.m_buckets import fold, witness_mask
+from alphamoe_profiler.m_buckets import witness_mask
 from alphamoe_profiler.verdicts import Finding, Verdict, worst
 from alphamoe_profiler.windows import readable_rank_file
 from alphamoe_tracers.errors import UsageError
@@ -222,22 +221,16 @@ def _overall_reason(verdict: Verdict, cells: list[Cell], checks: list[Check], bu
     return "; ".join(parts[:4]) + more
 
 
-def ranks_told(ranks: Iterable[int]) -> str:
-    """Write ``rank 2`` or ``ranks 0-3``."""
-    own = sorted(set(ranks))
-    return f"rank{'s' if len(own) > 1 else ''} {fold(own)}"
-
-
 def _notes(evidence: Evidence, found: tuple[Identity, ...]) -> list[str]:
     notes = [
         f"unknown code under an AlphaMoE symbol: {identity.told()}"
         for identity in found
         if not identity.tied and identity.symbol.startswith("kernel_alpha_moe")
     ]
-    for symbol in sorted({identity.symbol for identity in found}):
-        modules = [identity for identity in found if identity.symbol == symbol]
-        if len(modules) > 1:
-            notes.append(f"{symbol} comes from {len(modules)} modules")
+    for symbol in sorted({identity.symbol for identity in found if identity.tied}):
+        sources = {identity.source_sha256 for identity in found if identity.symbol == symbol and identity.tied}
+        if len(sources) > 1:
+            notes.append(f"{symbol} was built from {len(sources)} different sources")
     for rank, own in evidence.kernels.items():
         frame = own.frame
         counts = {

@@ -15,7 +15,7 @@ from golden import RankContent, Row, Step
 
 from alphamoe_backend.experts.registry import ALPHAMOE_W8A8_SYMBOL, STOCK_SYMBOL
 from alphamoe_profiler.attribution import AttributedKernels, attribute
-from alphamoe_profiler.bundle import RunBundle
+from alphamoe_profiler.bundle import GpuInfo, RunBundle
 from alphamoe_profiler.range_paths import range_paths
 
 Damage = Callable[[RankContent], None]
@@ -220,9 +220,14 @@ def test_without_the_number_of_multiprocessors_no_shape_is_judged(tmp_path: Path
 
 def test_the_launch_rule_of_hopper_judges_no_other_architecture(tmp_path: Path) -> None:
     def damage(content: RankContent) -> None:
-        content.rank_file = {"compute_capability": "10.0"}
+        content.rank_file = {"compute_capability": capability}
 
-    assert attributed(tmp_path, damage).frame["shape_ok"].isna().all()
+    capability: str | None = "10.0"
+    assert attributed(tmp_path / "a", damage).frame["shape_ok"].isna().all()
+    # Where the rank file does not say it, run.json says it of the same GPU.
+    capability = None
+    gpus = (GpuInfo(index=0, name="NVIDIA B200", uuid="GPU-0", compute_capability="10.0"),)
+    assert attributed(tmp_path / "b", damage, run={"gpus": gpus}).frame["shape_ok"].isna().all()
 
 
 def test_a_name_that_only_holds_the_symbol_is_another_symbol(tmp_path: Path) -> None:
@@ -312,4 +317,4 @@ def test_half_a_million_kernels_are_attributed_in_seconds(tmp_path: Path) -> Non
     elapsed_s = time.perf_counter() - started
     result.check()
     assert len(result.frame) == 52 * times
-    assert elapsed_s < 20  # measured: see docs/run-bundle.md; a quadratic pass would take hours
+    assert elapsed_s < 20  # 1 s on two idle cores; a quadratic pass would take hours

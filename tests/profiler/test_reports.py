@@ -10,7 +10,7 @@ from typing import Any
 import golden
 import pytest
 from golden import RankContent
-from test_witness import fall_back, no_cuda, only
+from judging import fall_back, no_cuda, only
 
 from alphamoe_profiler.bundle import MemorySnapshot, RunBundle
 from alphamoe_profiler.inspection import RunReport, inspect_run

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,59 +9,15 @@ import golden
 import msgspec
 import pytest
 from golden import RankContent, Step
+from judging import FAIL, OPEN, PASS, cell, check, fall_back, judge, no_cuda, only
 
 from alphamoe_backend.experts.registry import ALPHAMOE_W8A8_SYMBOL, STOCK_SYMBOL
 from alphamoe_profiler.bundle import RunBundle
 from alphamoe_profiler.integrity import Check
 from alphamoe_profiler.run_records import RankEnd
 from alphamoe_profiler.verdicts import Finding, Verdict, worst
-from alphamoe_profiler.witness import Cell, WitnessSummary, summarise
+from alphamoe_profiler.witness import WitnessSummary, summarise
 from alphamoe_tracers.errors import UsageError
-
-Damage = Callable[[RankContent], None]
-OPEN, FAIL, PASS = Verdict.INCONCLUSIVE, Verdict.FAIL, Verdict.PASS
-
-
-def judge(path: Path, damage: Damage | None = None, **settings: Any) -> WitnessSummary:
-    """Judge a golden run of two ranks, or of as many as are asked for."""
-    return summarise(RunBundle.open(golden.build(path / "run", damage, **{"world_size": 2, **settings})))
-
-
-def cell(summary: WitnessSummary, rank: int, execution: str, symbol: str = ALPHAMOE_W8A8_SYMBOL) -> Cell:
-    key = (rank, execution, symbol)
-    return next(own for own in summary.cells if (own.rank, own.execution, own.symbol) == key)
-
-
-def check(summary: WitnessSummary, name: str) -> Check:
-    return next(own for own in summary.checks if own.name == name)
-
-
-def only(rank: int, damage: Damage) -> Damage:
-    def on_one(content: RankContent) -> None:
-        if content.rank == rank:
-            damage(content)
-
-    return on_one
-
-
-def fall_back(content: RankContent) -> None:
-    """What a silent fallback looks like: the stock kernel runs and the receipts say so."""
-    for kernel in content.of(ALPHAMOE_W8A8_SYMBOL):
-        kernel["_base"] = STOCK_SYMBOL
-    content.receipts = [
-        msgspec.structs.replace(
-            receipt, kernels=tuple(msgspec.structs.replace(item, symbol=STOCK_SYMBOL) for item in receipt.kernels)
-        )
-        for receipt in content.receipts
-    ]
-
-
-def no_cuda(content: RankContent) -> None:
-    """A run on a CPU: receipts, and a collector that says why it is off."""
-    content.kernels, content.launches, content.ranges, content.graph_nodes = [], [], [], []
-    content.sentinels, content.modules = {}, []
-    content.collector = {"state": "off", "reason": "no CUDA device", "window_open_ns": None, "window_close_ns": None}
-    content.rank_file = {"device": "cpu", "gpu_name": None, "gpu_uuid": None, "sm_count": None}
 
 
 def test_a_sound_run_of_four_ranks_and_three_executions_passes(tmp_path: Path) -> None:
@@ -235,95 +190,6 @@ def test_eager_kernels_do_not_satisfy_a_graph_execution(tmp_path: Path) -> None:
     assert summary.verdict is not PASS
 
 
-def test_ranks_that_disagree_on_m_fail_integrity(tmp_path: Path) -> None:
-    def damage(content: RankContent) -> None:
-        content.receipts = [
-            msgspec.structs.replace(receipt, M=4) if receipt.step == 8 else receipt for receipt in content.receipts
-        ]
-
-    summary = judge(tmp_path, only(1, damage))
-    assert summary.verdict is FAIL
-    reason = check(summary, "ranks agree on M").reason
-    assert reason.startswith("integrity: step 8: ranks disagree")
-    assert "M 4 (decode_graph_replay) on rank 1" in reason
-
-
-def test_more_real_tokens_than_m_fail_integrity(tmp_path: Path) -> None:
-    def damage(content: RankContent) -> None:
-        content.receipts = [
-            msgspec.structs.replace(receipt, real_tokens=17) if receipt.step == 7 else receipt
-            for receipt in content.receipts
-        ]
-
-    summary = judge(tmp_path, damage)
-    assert summary.verdict is FAIL
-    assert check(summary, "receipts").reason.startswith("integrity: rank 0 step 7: 17 real tokens exceed M 16")
-
-
-def test_two_different_receipts_for_one_step_fail_integrity_and_equal_ones_are_one(tmp_path: Path) -> None:
-    def twice(content: RankContent) -> None:
-        content.receipts.append(content.receipts[-1])
-
-    assert judge(tmp_path / "same", twice).verdict is PASS
-
-    def differently(content: RankContent) -> None:
-        content.receipts.append(msgspec.structs.replace(content.receipts[-1], batch_size=2))
-
-    summary = judge(tmp_path / "other", only(0, differently))
-    assert check(summary, "receipts").reason == "integrity: rank 0 step 9: two different receipts"
-
-
-def test_a_receipt_without_its_kernel_fails_integrity_in_a_proven_window(tmp_path: Path) -> None:
-    def damage(content: RankContent) -> None:
-        content.drop(content.of(ALPHAMOE_W8A8_SYMBOL, 5)[1:])
-
-    summary = judge(tmp_path, only(0, damage))
-    assert summary.verdict is FAIL
-    assert check(summary, "receipts equal witnesses").reason == (
-        f"integrity: rank 0: step 5 layer 1 {ALPHAMOE_W8A8_SYMBOL}: 1 submitted, 0 witnessed"
-    )
-
-
-def test_a_receipt_without_its_kernel_is_open_where_the_window_is_not_proven(tmp_path: Path) -> None:
-    def damage(content: RankContent) -> None:
-        content.drop(content.of(ALPHAMOE_W8A8_SYMBOL, 5)[1:])
-        content.drop(content.of("alphamoe_trace_sentinel_close"))
-
-    summary = judge(tmp_path, only(0, damage))
-    assert summary.verdict is OPEN
-    assert check(summary, "receipts equal witnesses").verdict is OPEN
-
-
-def test_kernels_without_a_receipt_fail_integrity(tmp_path: Path) -> None:
-    def damage(content: RankContent) -> None:
-        content.receipts = [receipt for receipt in content.receipts if receipt.step != 5]
-
-    summary = judge(tmp_path, only(1, damage))
-    assert summary.verdict is FAIL
-    reason = check(summary, "receipts equal witnesses").reason
-    assert reason == "integrity: rank 1: 2 MoE kernels in steps 5 without a receipt"
-
-
-def test_kernels_without_a_receipt_are_open_where_the_receipt_file_was_cut(tmp_path: Path) -> None:
-    path = golden.build(tmp_path / "run")
-    receipts = path / "receipts/rank=1.jsonl"
-    receipts.write_bytes(receipts.read_bytes()[:-40])
-    summary = summarise(RunBundle.open(path))
-    assert check(summary, "receipts equal witnesses").verdict is OPEN
-    assert check(summary, "files").verdict is OPEN
-    assert summary.verdict is OPEN
-
-
-def test_a_second_kernel_for_one_submission_fails_integrity(tmp_path: Path) -> None:
-    def damage(content: RankContent) -> None:
-        kernel = content.of(ALPHAMOE_W8A8_SYMBOL, 8)[0]
-        content.kernels.append(kernel | {"start_ns": kernel["start_ns"] + 1})
-
-    summary = judge(tmp_path, only(0, damage))
-    assert summary.verdict is FAIL
-    assert "1 submitted, 2 witnessed" in check(summary, "receipts equal witnesses").reason
-
-
 @pytest.mark.parametrize("kind", ["open", "close", "step"])
 def test_a_missing_sentinel_leaves_presence_and_makes_absence_inconclusive(tmp_path: Path, kind: str) -> None:
     def damage(content: RankContent) -> None:
@@ -385,22 +251,22 @@ def test_another_module_under_the_symbol_is_shown(tmp_path: Path) -> None:
     assert "eeeeeeeeeeee" in summary.notes[0]
 
 
-def test_a_launch_shape_that_is_not_the_one_of_its_m_fails_integrity(tmp_path: Path) -> None:
+def test_variants_of_one_kernel_are_tied_to_its_source_although_the_symbol_names_no_one_module(tmp_path: Path) -> None:
     def damage(content: RankContent) -> None:
-        content.of(ALPHAMOE_W8A8_SYMBOL, 8)[0]["dynamic_smem_bytes"] += 128
+        content.symbol_modules[ALPHAMOE_W8A8_SYMBOL] = None
+        variant = msgspec.structs.replace(content.modules[0], sha256="dd" * 32)
+        content.modules.append(variant)
 
-    summary = judge(tmp_path, only(1, damage))
-    assert summary.verdict is FAIL
-    assert "rank 1: 1 kernels were not launched as their M asks for" in check(summary, "launch shapes").reason
+    (identity,) = judge(tmp_path / "tied", damage).identities
+    assert (identity.modules, identity.source_sha256) == ((golden.CUBIN, "dd" * 32), golden.SOURCE)
 
+    def one_stranger(content: RankContent) -> None:
+        damage(content)
+        content.modules[-1] = msgspec.structs.replace(content.modules[-1], source_sha256=None)
 
-def test_a_file_changed_after_the_run_is_never_a_pass(tmp_path: Path) -> None:
-    path = golden.build(tmp_path / "run")
-    modules = path / "modules/rank=1.jsonl"
-    modules.write_bytes(modules.read_bytes() + b"\n")
-    summary = summarise(RunBundle.open(path))
-    assert summary.verdict is OPEN
-    assert check(summary, "files").verdict is OPEN
+    summary = judge(tmp_path / "untied", one_stranger)
+    assert not summary.identities[0].tied
+    assert "unknown code under an AlphaMoE symbol" in summary.notes[0]
 
 
 def test_contradictory_files_are_a_usage_error_and_nothing_is_judged(tmp_path: Path) -> None:

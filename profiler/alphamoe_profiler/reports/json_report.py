@@ -50,7 +50,7 @@ def json_document(report: RunReport) -> dict[str, Any]:
         "identities": [
             {
                 "symbol": identity.symbol,
-                "module_sha256": identity.module_sha256,
+                "modules": list(identity.modules),
                 "source_sha256": identity.source_sha256,
                 "ranks": list(identity.ranks),
                 "kernels": identity.kernels,

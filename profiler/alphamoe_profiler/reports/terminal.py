@@ -14,10 +14,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from alphamoe_profiler.evidence import ranks_told
 from alphamoe_profiler.inspection import RankReport, RunReport
 from alphamoe_profiler.m_buckets import DiscreteSet, MBuckets
 from alphamoe_profiler.verdicts import Verdict, worst
-from alphamoe_profiler.witness import Cell, ranks_told
+from alphamoe_profiler.witness import Cell
 
 _STYLE = {
     Verdict.PASS: "bold green",
@@ -117,6 +118,8 @@ def _witnesses(console: Console, report: RunReport) -> None:
             counts = [Text(f"{counts_by_execution[execution]:,}", style="dim") for execution in executions]
             table.add_row("", Text(symbol, style="dim"), *counts, "")
     console.print(table)
+    for identity in report.witness.identities:
+        console.print(Text(f"code behind {identity.told()}", style="dim"))
     for line in _open_cells(report.witness.cells):
         console.print(line)
     for check in report.witness.checks:
