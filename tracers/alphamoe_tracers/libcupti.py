@@ -214,5 +214,8 @@ class Libcupti:
 
 def _with_version(path: str) -> str:
     value = ctypes.c_uint32()
-    status = ctypes.CDLL(path).cuptiGetVersion(ctypes.byref(value))
+    try:
+        status = ctypes.CDLL(path).cuptiGetVersion(ctypes.byref(value))
+    except (OSError, AttributeError):
+        return path
     return path if status else f"{path} version {value.value}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,7 +101,7 @@ class Recording:
             with np.load(path, allow_pickle=False) as file:
                 data, lengths, images = file["data"], file["lengths"], file["images"].tobytes()
                 meta = json.loads(file["meta"].tobytes())
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
             raise EvidenceError(f"{path}: not a recording of activity buffers ({error})") from error
         ends = np.cumsum(lengths)
         modules, at = [], 0
