@@ -62,6 +62,7 @@ class Collector:
             keep_raw: also store the raw buffers there, to be played by :class:`alphamoe_tracers.replay.ReplaySource`.
         """
         self._out, self._rank, self._period_s = out, rank, flush_period_s
+        self._process = os.getpid()
         self._source = source
         self._keep_raw = keep_raw
         self._keeper = RawKeeper() if keep_raw is not None else None
@@ -233,4 +234,5 @@ class Collector:
         return self._source
 
     def _abandon(self) -> None:
-        self.stop()
+        if os.getpid() == self._process:  # a forked child inherits the handler, not the recording
+            self.stop()
