@@ -16,6 +16,7 @@ from alphamoe_tracers.activity import (
     decode_buffer,
     record_offsets,
 )
+from alphamoe_tracers.libcupti import exposed_kernel_dtypes
 from alphamoe_tracers.synthetic import RECORD_SIZES
 
 
@@ -68,7 +69,16 @@ def test_known_starts_replace_the_walk() -> None:
     assert len(decoded[Kind.MEMSET]) == 2
 
 
-@pytest.mark.parametrize(("size", "name"), [(208, "ActivityKernel9"), (216, "ActivityKernel10")])
+@pytest.mark.parametrize(
+    ("size", "name"),
+    [
+        (208, "ActivityKernel9"),
+        (216, "ActivityKernel10"),
+        (224, "ActivityKernel11"),
+        (232, "ActivityKernel12"),
+        (248, "ActivityKernel13"),
+    ],
+)
 def test_kernel_layout_follows_the_record_size(size: int, name: str) -> None:
     """The version of the loaded library shows in the size of its kernel records."""
     layouts = Layouts.choose({**RECORD_SIZES, Kind.CONCURRENT_KERNEL: size})
@@ -79,21 +89,21 @@ def test_kernel_layout_follows_the_record_size(size: int, name: str) -> None:
 def newer_kernel_dtype() -> np.dtype:
     """A made-up future version: longer, and with one field moved."""
     offsets = {name: offset for name, (_, offset) in KERNEL_FIELDS.items()}
-    offsets["cluster_x"] = 240
+    offsets["cluster_x"] = 256
     formats = [kind for kind, _ in KERNEL_FIELDS.values()]
     return np.dtype(
-        {"names": list(KERNEL_FIELDS), "formats": formats, "offsets": list(offsets.values()), "itemsize": 248}
+        {"names": list(KERNEL_FIELDS), "formats": formats, "offsets": list(offsets.values()), "itemsize": 264}
     )
 
 
 def test_newer_kernel_layout_comes_from_cupti_python() -> None:
-    """Above version 10 the fields lie where the installed cupti-python says."""
-    sizes = {**RECORD_SIZES, Kind.CONCURRENT_KERNEL: 248}
-    layouts = Layouts.choose(sizes, {"ActivityKernel13": newer_kernel_dtype()})
-    assert layouts.kernel_record == "ActivityKernel13"
-    record = np.zeros(248, np.uint8)
+    """Above version 13 the fields lie where the installed cupti-python says."""
+    sizes = {**RECORD_SIZES, Kind.CONCURRENT_KERNEL: 264}
+    layouts = Layouts.choose(sizes, {"ActivityKernel14": newer_kernel_dtype()})
+    assert layouts.kernel_record == "ActivityKernel14"
+    record = np.zeros(264, np.uint8)
     record[:4] = np.frombuffer(struct.pack("<I", Kind.CONCURRENT_KERNEL), np.uint8)
-    record[240] = 9
+    record[256] = 9
     assert decode_buffer(record, layouts)[Kind.CONCURRENT_KERNEL]["cluster_x"].tolist() == [9]
 
 
@@ -101,6 +111,14 @@ def test_unknown_kernel_size_is_refused_with_what_is_known() -> None:
     """No layout is guessed for a record that nobody described."""
     with pytest.raises(UnknownLayoutError, match=r"300 bytes.*ActivityKernel10 \(216\)"):
         Layouts.choose({**RECORD_SIZES, Kind.CONCURRENT_KERNEL: 300})
+
+
+def test_kernel_prefix_is_the_same_in_every_exposed_version() -> None:
+    """Each kernel dtype of the installed cupti-python has the fields that are read where the table has them."""
+    pytest.importorskip("cupti.cupti")
+    for name, dtype in exposed_kernel_dtypes().items():
+        found = {field: dtype.fields[field][1] for field in KERNEL_FIELDS}
+        assert found == {field: offset for field, (_, offset) in KERNEL_FIELDS.items()}, name
 
 
 def test_offsets_agree_with_cupti_python() -> None:

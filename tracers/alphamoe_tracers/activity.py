@@ -3,7 +3,8 @@
 A buffer is a sequence of packed C structs of several kinds, each beginning with its kind (uint32) and padded to eight
 bytes. How long the records of a kind are depends on the version of the libcupti that wrote them, so sizes come from the
 library itself (:meth:`alphamoe_tracers.libcupti.Libcupti.record_sizes`). Offsets are those of ``cupti_activity.h``
-and ``cupti_activity_deprecated.h`` of CUDA 13.0; CUPTI extends a struct by appending, under a new version number.
+and ``cupti_activity_deprecated.h`` of CUDA 13.0 and 13.5; CUPTI extends a struct by appending, under a new version
+number.
 """
 
 from __future__ import annotations
@@ -54,9 +55,15 @@ KERNEL_FIELDS: _Fields = {
     "cluster_y": ("u4", 180),
     "cluster_z": ("u4", 184),
 }
-"""Field -> (format, offset) in CUpti_ActivityKernel9 and 10, under the names that cupti-python's dtypes use."""
+"""Field -> (format, offset) in CUpti_ActivityKernel9 to 13, under the names that cupti-python's dtypes use."""
 
-_KERNEL_SIZES = {208: "ActivityKernel9", 216: "ActivityKernel10"}
+_KERNEL_SIZES = {
+    208: "ActivityKernel9",
+    216: "ActivityKernel10",
+    224: "ActivityKernel11",
+    232: "ActivityKernel12",
+    248: "ActivityKernel13",
+}
 
 _OTHER_FIELDS: Mapping[Kind, tuple[int, _Fields]] = {
     # CUpti_ActivityAPI
@@ -72,7 +79,7 @@ _OTHER_FIELDS: Mapping[Kind, tuple[int, _Fields]] = {
             "return_value": ("u4", 36),
         },
     ),
-    # CUpti_ActivityMemcpy6; older versions lack the last field
+    # CUpti_ActivityMemcpy5 to 7
     Kind.MEMCPY: (
         88,
         {
@@ -86,7 +93,7 @@ _OTHER_FIELDS: Mapping[Kind, tuple[int, _Fields]] = {
             "graph_node_id": ("u8", 64),
         },
     ),
-    # CUpti_ActivityMemset4
+    # CUpti_ActivityMemset4 and 5
     Kind.MEMSET: (
         88,
         {
@@ -145,7 +152,7 @@ class Layouts:
 
         Args:
             sizes: bytes by kind, from the library.
-            exposed: kernel dtypes by struct name from the installed cupti-python, for versions newer than 10.
+            exposed: kernel dtypes by struct name from the installed cupti-python, for versions newer than 13.
 
         Raises:
             UnknownLayoutError: kernel records have a size that no known or exposed layout has, or records of

@@ -50,7 +50,10 @@ class CuptiSource:
         _require_device()
         lib = libcupti.load()
         try:
-            self.library, self.version = lib.path, lib.version()
+            self.library = lib.path
+            # Subscribing comes first: it is what another tool makes impossible, and it initialises the library.
+            lib.call("cuptiSubscribe", ctypes.byref(self._subscriber), process_callbacks().resource, None)
+            self.version = lib.version()
             self.layouts = Layouts.choose(lib.record_sizes(), libcupti.exposed_kernel_dtypes())
             self._enable(lib, sink)
             self._lib = lib
@@ -58,6 +61,7 @@ class CuptiSource:
             self._withdraw(lib)
             raise SourceUnavailableError(str(error)) from error
         except UnknownLayoutError as error:
+            self._withdraw(lib)
             raise SourceUnavailableError(
                 f"libcupti {self.version} writes records that this version cannot read ({error}): update alphamoe-trace"
             ) from error
@@ -115,8 +119,6 @@ class CuptiSource:
     def _enable(self, lib: Libcupti, sink: Sink) -> None:
         callbacks = process_callbacks()
         callbacks.connect(sink, lib)
-        # Subscribing comes first: it is what another tool makes impossible.
-        lib.call("cuptiSubscribe", ctypes.byref(self._subscriber), callbacks.resource, None)
         # Thread ids of records must be those that graph-node callbacks see; the default is pthread_self.
         lib.call("cuptiSetThreadIdType", _THREAD_ID_SYSTEM)
         lib.call("cuptiActivityRegisterCallbacks", callbacks.requested, callbacks.completed)
