@@ -149,7 +149,8 @@ def attribute(bundle: RunBundle, rank: int) -> AttributedKernels:
     }
     frame["reason"] = _first_reason(conditions, len(frame))
     frame["shape_ok"] = launch_shapes_ok(bundle, rank, frame, submissions, match.row)
-    reasons: Counter[str] = Counter(frame["reason"].dropna().astype(str).tolist())
+    counts = frame["reason"].value_counts()
+    reasons = Counter({str(reason): int(count) for reason, count in counts.items() if count})
     return AttributedKernels(rank, frame, reasons, read.duplicates, bounds, nodes.capture_steps)
 
 

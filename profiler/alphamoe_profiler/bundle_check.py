@@ -26,6 +26,10 @@ def check(bundle: RunBundle) -> list[str]:
         problems += bundle.rank_problems(rank)
     try:
         outcome = bundle.outcome()
+        if outcome is None:
+            problems.append("no outcome.json, the launcher was cut short")
+        elif outcome.run_id != bundle.run.run_id:
+            problems.append(f"outcome.json: of run {outcome.run_id}, not of this run {bundle.run.run_id}")
         for end in outcome.ranks if outcome else ():
             if end.exit_code != 0 or end.signal:
                 problems.append(f"rank {end.rank}: its process ended with {end.signal or f'exit code {end.exit_code}'}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from alphamoe_profiler.m_buckets import fold, m_disagreements, witness_mask
 from alphamoe_profiler.verdicts import Verdict
 from alphamoe_profiler.windows import readable_rank_file
+from alphamoe_tracers.errors import EvidenceError
 
 if TYPE_CHECKING:
     from alphamoe_profiler.evidence import Evidence
@@ -38,6 +39,8 @@ class Check:
 def integrity_checks(evidence: Evidence) -> list[Check]:
     """Return every check that had something to compare."""
     checks = [_files(evidence)]
+    if evidence.bundle.run.prompts:
+        checks.append(_requests(evidence))
     if any(evidence.receipts.values()):
         checks += [_receipts(evidence), _ranks_agree(evidence)]
     if _comparable(evidence):
@@ -52,6 +55,20 @@ def _files(evidence: Evidence) -> Check:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         return Check("files", Verdict.INCONCLUSIVE, f"{problems[0]}{more}", evidence.bundle.world_size)
     return Check("files", Verdict.PASS, "", evidence.bundle.world_size)
+
+
+def _requests(evidence: Evidence) -> Check:
+    """Check that real requests finished: a run without one witnessed something else."""
+    try:
+        requests = [item for item in evidence.bundle.requests() if item.purpose == "witness"]
+    except EvidenceError as error:
+        return Check("requests", Verdict.INCONCLUSIVE, str(error), 0)
+    open_ = [f"request {item.request_id} {item.status}" for item in requests if item.status != "finished"]
+    if not requests:
+        open_ = ["requests.jsonl has no served request"]
+    if open_:
+        return Check("requests", Verdict.INCONCLUSIVE, _first(open_), len(requests))
+    return Check("requests", Verdict.PASS, "", len(requests))
 
 
 def _receipts(evidence: Evidence) -> Check:

@@ -51,8 +51,8 @@ from alphamoe_tracers.records import EXECUTIONS, CollectorSummary, ModuleRecord,
 from alphamoe_tracers.symbols import symbol_class
 
 __all__ = [
-    "ALL_REDUCE", "CUBIN", "NORM", "SOURCE", "STEPS", "STOCK_CUBIN", "Damage", "ModuleRecord", "RankContent", "Row",
-    "Step", "build", "rank_content", "receipt", "submissions", "table",
+    "ALL_REDUCE", "CUBIN", "NORM", "SM_COUNT", "SOURCE", "STEPS", "STOCK_CUBIN", "Damage", "ModuleRecord",
+    "RankContent", "Row", "Step", "build", "rank_content", "receipt", "submissions", "table",
 ]  # fmt: skip
 
 Damage = Callable[[RankContent], None]

@@ -2,16 +2,68 @@
 
 from __future__ import annotations
 
+import random
+import shutil
 from pathlib import Path
 
 import golden
 import msgspec
+import pytest
 from golden import RankContent
 from judging import FAIL, OPEN, PASS, check, judge, only
 
 from alphamoe_backend.experts.registry import ALPHAMOE_W8A8_SYMBOL
 from alphamoe_profiler.bundle import RunBundle
+from alphamoe_profiler.inspection import inspect_run
+from alphamoe_profiler.reports.json_report import to_json
 from alphamoe_profiler.witness import summarise
+from alphamoe_tracers.errors import AlphaMoEError
+from alphamoe_tracers.records import TABLES
+
+
+def test_a_run_without_a_finished_request_is_never_a_pass(tmp_path: Path) -> None:
+    path = golden.build(tmp_path / "run", world_size=1)
+    (path / "requests.jsonl").write_bytes(b"")
+    assert check(summarise(RunBundle.open(path)), "requests").reason == "requests.jsonl has no served request"
+
+
+def test_a_run_whose_launcher_was_cut_short_is_never_a_pass(tmp_path: Path) -> None:
+    path = golden.build(tmp_path / "run", world_size=1)
+    (path / "outcome.json").unlink()
+    summary = summarise(RunBundle.open(path))
+    assert summary.verdict is OPEN
+    assert check(summary, "files").reason == "no outcome.json, the launcher was cut short"
+
+
+FILES = (
+    "run.json", "requests.jsonl", "outcome.json", "ranks/0.json", "modules/rank=0.jsonl", "receipts/rank=0.jsonl",
+    *(f"{name}/rank=0/part-00000.parquet" for name in TABLES),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("relative", FILES)
+def test_damage_to_any_one_file_is_told_in_one_line_and_never_left_a_pass(tmp_path: Path, relative: str) -> None:
+    sound = golden.build(tmp_path / "sound", world_size=1)
+    original = (sound / relative).read_bytes()
+    rng = random.Random(relative)
+    flipped = bytearray(original)
+    flipped[rng.randrange(len(flipped))] ^= 0xFF
+    for number, content in enumerate((original[: len(original) // 2], b"", b"\x00\xff{[" * 50, bytes(flipped), None)):
+        path = Path(shutil.copytree(sound, tmp_path / f"damaged{number}"))
+        (path / relative).unlink()
+        if content is not None:
+            (path / relative).write_bytes(content)
+        told, report = None, None
+        try:
+            report = inspect_run(RunBundle.open(path))
+        except AlphaMoEError as error:
+            told = str(error)
+        if report is None:
+            assert told
+            assert len(told.splitlines()) == 1
+        else:
+            assert report.verdict is not PASS, f"content {number}"
+            assert to_json(report)
 
 
 def test_ranks_that_disagree_on_m_fail_integrity(tmp_path: Path) -> None:
