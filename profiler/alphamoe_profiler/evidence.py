@@ -108,7 +108,7 @@ class Identity:
         """Name the code in one line."""
         modules = f"modules {', '.join(module[:12] for module in self.modules)}" if self.modules else "no known module"
         source = f"source {self.source_sha256[:12]}" if self.source_sha256 else "of no one known source"
-        return f"{self.symbol}: {modules}, {source}, {ranks_told(self.ranks)}, {self.kernels} kernels"
+        return f"{self.symbol}: {modules}, {source}, {self.kernels} kernels on {ranks_told(self.ranks)}"
 
 
 def identities(evidence: Evidence) -> list[Identity]:
