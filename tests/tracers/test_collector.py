@@ -279,6 +279,17 @@ def test_collector_that_cannot_start_is_off_with_a_reason(tmp_path: Path) -> Non
     assert recorded_run(tmp_path, SyntheticSource()).state == "on"
 
 
+def test_source_that_breaks_while_starting_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing goes on recording into a collector that is off."""
+    source = SyntheticSource()
+    stopped: list[bool] = []
+    monkeypatch.setattr(source, "now_ns", lambda: 1 / 0)
+    monkeypatch.setattr(source, "stop", lambda: stopped.append(True))
+    collector = started(tmp_path, source)
+    assert stopped == [True]
+    assert "ZeroDivisionError" in str(collector.stop().reason)
+
+
 def test_collector_without_a_gpu_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine without CUDA the reason begins with what a reader looks for."""
     monkeypatch.delenv(NVTX_INJECTION, raising=False)

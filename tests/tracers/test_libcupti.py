@@ -188,6 +188,33 @@ def test_second_subscriber_disturbs_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     assert called(library) == ["cuptiSubscribe"]
 
 
+def test_refused_second_collector_leaves_the_first_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two collectors in one process: the second goes off, the first still gets its records."""
+    sink, library = Gathered(), FakeLibrary()
+    first = connected(monkeypatch, library)
+    first.start(sink)
+    second = connected(monkeypatch, FakeLibrary("cuptiSubscribe", 39))
+    with pytest.raises(SourceUnavailableError):
+        second.start(Gathered())
+    assert process_callbacks()._sink is sink
+    first.stop()
+    assert process_callbacks()._sink is None
+
+
+def test_ranges_that_cannot_arrive_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the injection NVTX ranges stay away, and the summary says why."""
+    monkeypatch.delenv(libcupti.NVTX_INJECTION, raising=False)
+    source = connected(monkeypatch, FakeLibrary())
+    source.start(Gathered())
+    source.stop()
+    assert source.notes[0].startswith("NVTX ranges are not recorded")
+    monkeypatch.setenv(libcupti.NVTX_INJECTION, FakeLibrary.path)
+    source = connected(monkeypatch, FakeLibrary())
+    source.start(Gathered())
+    source.stop()
+    assert source.notes == ()
+
+
 def test_refused_kind_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the privilege to trace, what was enabled is undone and the reason says how to get it."""
     library = FakeLibrary("cuptiActivityEnable", 35)

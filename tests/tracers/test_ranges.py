@@ -71,6 +71,16 @@ def test_pairing_spans_batches_and_threads() -> None:
     assert pairer.problems == ()
 
 
+def test_end_may_arrive_before_its_start() -> None:
+    """A range that ends on another thread may have its end delivered first; it is no stray end."""
+    pairer = RangePairer()
+    assert pairer.add(markers(end(9, 1, thread=2)), NO_PAYLOADS, STRINGS).num_rows == 0
+    (row,) = pairer.add(markers(start(3, 1, "a", thread=1)), NO_PAYLOADS, STRINGS).to_pylist()
+    assert (row["start_ns"], row["end_ns"], row["kind"]) == (3, 9, "start_end")
+    pairer.finish(STRINGS)
+    assert pairer.problems == ()
+
+
 def test_payload_belongs_to_its_range_alone() -> None:
     """A payload record is joined by id, wherever in the batches it came; ranges without one read null."""
     pairer = RangePairer()

@@ -10,13 +10,11 @@ from pathlib import Path
 
 from alphamoe_tracers import libcupti
 from alphamoe_tracers.compaction import Compacted, compact, unresolved_names
-from alphamoe_tracers.libcupti import CuptiError
+from alphamoe_tracers.libcupti import NVTX_INJECTION, CuptiError
 from alphamoe_tracers.records import TABLES, CollectorSummary, SentinelKind
 from alphamoe_tracers.replay import RawKeeper
 from alphamoe_tracers.source import ActivitySource, SourceUnavailableError
 from alphamoe_tracers.writer import RecordWriter
-
-NVTX_INJECTION = "NVTX_INJECTION64_PATH"
 
 
 def prepare_environment() -> str | None:
@@ -96,15 +94,23 @@ class Collector:
             self._source.start(writer)
             self._started_ns = self._now_ns()
         except SourceUnavailableError as error:
-            self._reason = str(error)
+            self._give_up(str(error))
             return
         except Exception as error:  # a broken installation must not end the traced program
-            self._reason = f"CUPTI could not be started, {type(error).__name__}: {error}"
+            self._give_up(f"CUPTI could not be started, {type(error).__name__}: {error}")
             return
         self._writer, self._reason = writer, None
         writer.start()
         # CUPTI would call back into a dead interpreter.
         atexit.register(self._abandon)
+
+    def _give_up(self, reason: str) -> None:
+        self._reason = reason
+        try:
+            if self._source is not None:
+                self._source.stop()
+        except Exception as error:  # as above
+            self._notes.append(f"stop: {error}")
 
     def open_window(self) -> None:
         """Open the window in which absence is to be provable: idle device, time, sentinels."""

@@ -57,6 +57,8 @@ class CuptiSource:
             self.layouts = Layouts.choose(lib.record_sizes(), libcupti.exposed_kernel_dtypes())
             self._enable(lib, sink)
             self._lib = lib
+            if os.environ.get(libcupti.NVTX_INJECTION) != lib.path:
+                self.notes += ("NVTX ranges are not recorded: call prepare_environment() before CUDA and NVTX start",)
         except CuptiError as error:
             self._withdraw(lib)
             raise SourceUnavailableError(str(error)) from error
@@ -152,8 +154,8 @@ class CuptiSource:
                 lib.function("cuptiActivityDisable")(int(kind))
             lib.function("cuptiActivityFlushAll")(_FLUSH_FORCED)
         self._enabled_kinds.clear()
-        process_callbacks().disconnect()
-        if self._subscriber.value:
+        if self._subscriber.value:  # otherwise the callbacks may serve a collector that was here first
+            process_callbacks().disconnect()
             lib.function("cuptiUnsubscribe")(self._subscriber)
             self._subscriber = ctypes.c_void_p()
 

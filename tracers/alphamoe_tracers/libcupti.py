@@ -16,6 +16,9 @@ import numpy as np
 
 from alphamoe_tracers.source import SourceUnavailableError
 
+NVTX_INJECTION = "NVTX_INJECTION64_PATH"
+"""Where NVTX looks, once, for the library that takes its ranges."""
+
 MULTIPLE_SUBSCRIBERS = 39
 INSUFFICIENT_PRIVILEGES = (35, 40)
 _MAX_LIMIT_REACHED = 12

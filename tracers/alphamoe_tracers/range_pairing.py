@@ -37,9 +37,10 @@ PAYLOAD_DTYPE = np.dtype([("id", "i8"), ("value", "i8")])
 
 @dataclass
 class RangePairer:
-    """Pairs marker records into RANGES rows, batch by batch; what is still open waits for a later batch."""
+    """Pairs marker records into RANGES rows, batch by batch; what has no partner yet waits for a later batch."""
 
     _pending: np.ndarray = field(default_factory=lambda: np.empty(0, MARKER_DTYPE))
+    _early_ends: np.ndarray = field(default_factory=lambda: np.empty(0, MARKER_DTYPE))
     _payloads: dict[int, int] = field(default_factory=dict)
     _closed: list[Int64s] = field(default_factory=list)
     _stray: Counter[int] = field(default_factory=Counter)
@@ -60,14 +61,14 @@ class RangePairer:
         _, first = np.unique(known["id"], return_index=True)
         self.duplicates += len(known) - len(first)
         starts = known[first]  # sorted by id now, which is what searchsorted needs
-        ends = markers[(markers["flags"] & MARKER_END) != 0]
+        ends = np.concatenate([self._early_ends, markers[(markers["flags"] & MARKER_END) != 0]])
         _, first = np.unique(ends["id"], return_index=True)
         self.duplicates += len(ends) - len(first)
         ends = ends[first]
         at = np.searchsorted(starts["id"], ends["id"])
         matched = at < len(starts)
         matched[matched] = starts["id"][at[matched]] == ends["id"][matched]
-        self._note_strays(ends[~matched])
+        self._early_ends = self._not_closed_before(ends[~matched])
         closing, ends = at[matched], ends[matched]
         end_ns = np.full(len(starts), OPEN_END_NS, np.int64)
         end_ns[closing] = ends["time_ns"]
@@ -83,6 +84,8 @@ class RangePairer:
     def finish(self, strings: list[str]) -> pa.Table:
         """Return the ranges that were never closed, with a null end, and note them as problems."""
         pending, self._pending = self._pending, np.empty(0, MARKER_DTYPE)
+        strays, self._early_ends = self._early_ends, np.empty(0, MARKER_DTYPE)
+        self._stray.update(strays["thread"].tolist())
         self._unclosed.update(pending["thread"].tolist())
         open_end = np.full(len(pending), OPEN_END_NS, np.int64)
         return self._rows(pending, open_end, _depths_of_markers(pending, open_end), strings)
@@ -94,12 +97,13 @@ class RangePairer:
         found += [f"thread {thread}: {n} ranges never closed" for thread, n in sorted(self._unclosed.items())]
         return tuple(found)
 
-    def _note_strays(self, ends: np.ndarray) -> None:
-        if not len(ends):
-            return
-        again = np.isin(ends["id"], np.concatenate(self._closed)) if self._closed else np.zeros(len(ends), bool)
+    def _not_closed_before(self, ends: np.ndarray) -> np.ndarray:
+        """Ends whose start may still come (from another thread's buffer); the others were delivered twice."""
+        if not len(ends) or not self._closed:
+            return ends
+        again = np.isin(ends["id"], np.concatenate(self._closed))
         self.duplicates += int(again.sum())
-        self._stray.update(ends["thread"][~again].tolist())
+        return ends[~again]
 
     def _rows(self, starts: np.ndarray, end_ns: Int64s, depths: Int64s, strings: list[str]) -> pa.Table:
         payloads = [self._payloads.pop(key, None) for key in starts["id"].tolist()]
