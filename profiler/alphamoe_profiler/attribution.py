@@ -21,6 +21,7 @@ from alphamoe_profiler.range_paths import NONE, Ints, RangePaths, coded, range_p
 from alphamoe_profiler.submissions import SubmissionTable, submission_table
 from alphamoe_profiler.windows import SENTINEL_PREFIX, WindowBounds, window_bounds
 from alphamoe_tracers.columns import column, texts
+from alphamoe_tracers.graph_nodes import one_row_a_node
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -241,9 +242,7 @@ class _Nodes:
     """Graph nodes of one rank with the ranges in which the captured node was created."""
 
     def __init__(self, table: pa.Table, ranges: pa.Table) -> None:
-        ids = column(table, "graph_node_id")
-        _, first = np.unique(ids, return_index=True)
-        table = table.take(first)
+        table = one_row_a_node(table)
         self._ids = pd.Index(column(table, "graph_node_id"))
         created = range_paths(ranges, column(table, "process"), column(table, "thread"), column(table, "created_ns"))
         self.capture_steps = frozenset(int(step) for step in np.unique(created.step) if step >= 0)

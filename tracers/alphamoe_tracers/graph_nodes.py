@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
+from alphamoe_tracers.columns import column
 from alphamoe_tracers.records import GRAPH_NODES
 
 
@@ -35,3 +37,19 @@ def graph_nodes_table(nodes: list[GraphNode], process: int) -> pa.Table:
         ],
         schema=GRAPH_NODES,
     )
+
+
+def one_row_a_node(table: pa.Table) -> pa.Table:
+    """Keep one row for each node: the one that names the original, where there is one.
+
+    CUPTI announces a clone twice, as created and then as cloned. Its own creation lies in the instantiation of the
+    graph, which says nothing about the layer that it was captured in.
+
+    Args:
+        table: GRAPH_NODES rows of one rank, in any order.
+    """
+    ids, original = column(table, "graph_node_id"), column(table, "original_node_id")
+    order = np.lexsort((column(table, "created_ns"), original == 0, ids))
+    first = np.ones(len(order), dtype=bool)
+    first[1:] = ids[order][1:] != ids[order][:-1]
+    return table.take(pa.array(order[first]))
