@@ -72,6 +72,11 @@ def test_two_libraries_are_refused_with_their_paths(real_library: Libcupti) -> N
         libcupti._only_one((real_library.path, __file__))
 
 
+def test_the_library_beside_torch_is_preferred(real_library: Libcupti) -> None:
+    """torch preloads the wheel's file by path, so a toolkit's copy on the search path would be a second one."""
+    assert str(libcupti.packaged_library()) == real_library.path
+
+
 @pytest.mark.parametrize(("status", "remedy"), [(39, "another tool"), (35, "administrators"), (8, "")])
 def test_status_codes_come_with_a_remedy(status: int, remedy: str) -> None:
     """What a user can mend is said with the code (cases C1, C3)."""

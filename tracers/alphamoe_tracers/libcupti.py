@@ -1,14 +1,15 @@
-"""The libcupti that cupti-python loaded, called through ctypes.
+"""The libcupti that cupti-python works with, called through ctypes.
 
-cupti-python finds and loads the library and knows the record layouts. The calls themselves go through the C interface:
-it is the same in every version, it never holds the interpreter lock, and no Python object per record comes into being.
+cupti-python knows the record layouts, and finds the library where no wheel holds it. The calls go through the C
+interface: it is the same in every version, it never holds the interpreter lock, and no Python object per record comes
+into being.
 """
 
 from __future__ import annotations
 
 import ctypes
 import re
-from importlib import metadata
+from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +64,13 @@ def mapped_libraries(maps: str | None = None) -> tuple[str, ...]:
 
 
 def load() -> Libcupti:
-    """Return the library that cupti-python uses, loading it if need be.
+    """Return the one libcupti of this process, loading it if need be.
+
+    A library that is mapped already is used. Otherwise the one in the environment's wheels is loaded, because torch
+    preloads that file by its path: a toolkit's copy found through the loader's search path would make two.
 
     Raises:
-        SourceUnavailableError: cupti-python, the CUDA driver or libcupti is missing.
+        SourceUnavailableError: cupti-python, the CUDA driver or libcupti is missing, or two libcupti are mapped.
     """
     try:
         from cupti import cupti
@@ -74,18 +78,41 @@ def load() -> Libcupti:
         raise SourceUnavailableError(
             f"cupti-python cannot be imported ({error}): pip install 'cupti-python>=13,<14'"
         ) from error
-    try:
-        cupti.get_thread_id_type()  # the first call loads the library; what it answers does not matter
-    except Exception as error:  # cupti-python raises types of its own private modules here
-        if mapped_libraries():
-            return Libcupti(_only_one(mapped_libraries()))
-        text = str(error)
-        if "driver" in text.lower() or "libcuda" in text:
-            raise SourceUnavailableError(f"no CUDA device: {text}") from error
-        raise SourceUnavailableError(
-            f"libcupti cannot be loaded ({text}): install nvidia-cuda-cupti>=13,<14"
-        ) from error
+    if not _driver_present():
+        raise SourceUnavailableError("no CUDA device: the driver's library libcuda.so.1 cannot be loaded")
+    if not mapped_libraries():
+        packaged = packaged_library()
+        try:
+            if packaged is not None:
+                ctypes.CDLL(str(packaged), mode=ctypes.RTLD_GLOBAL)
+            else:
+                cupti.get_thread_id_type()  # the first call loads the library; what it answers does not matter
+        except Exception as error:  # cupti-python raises types of its own private modules here
+            if not mapped_libraries():
+                raise SourceUnavailableError(
+                    f"libcupti cannot be loaded ({error}): install nvidia-cuda-cupti>=13,<14"
+                ) from error
     return Libcupti(_only_one(mapped_libraries()))
+
+
+def _driver_present() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def packaged_library() -> Path | None:
+    """Return the libcupti of the ``nvidia-cuda-cupti`` wheel, looked for beside torch first, or None."""
+    roots = [
+        Path(place) if name == "nvidia" else Path(place).parent / "nvidia"
+        for name in ("torch", "nvidia")
+        if (spec := util.find_spec(name)) is not None
+        for place in spec.submodule_search_locations or ()
+    ]
+    found = (path for root in roots for path in sorted(root.glob("*/lib/libcupti.so.1[3-9]")))
+    return next(found, None)
 
 
 def _only_one(paths: tuple[str, ...]) -> str:
