@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+import msgspec
 import pyarrow.parquet as pq
 import pytest
 
 from alphamoe_tracers.cupti import Collector
 from alphamoe_tracers.modules import ModuleLog, kernels_of_image
+from alphamoe_tracers.records import ModuleRecord
 from alphamoe_tracers.synthetic import SyntheticKernel, SyntheticSource
 
 SOURCE = b"""
@@ -79,3 +81,13 @@ def test_module_lines_are_on_disk_at_once(tmp_path: Path) -> None:
     log.add(b"first", 2)
     log.add(b"second", 3)
     assert len(log.path.read_text().splitlines()) == 2
+
+
+def test_finished_log_names_the_kernels_that_ran_and_counts_the_rest(tmp_path: Path, cubin: bytes) -> None:
+    """A library's module can hold thousands of kernels; a finished recording keeps the names that it can use."""
+    log = ModuleLog(tmp_path / "rank=0.jsonl")
+    log.add(cubin, 5)
+    log.finish({hashlib.sha256(cubin).hexdigest(): "ab" * 32}, {"plain", "elsewhere"})
+    (line,) = log.path.read_text().splitlines()
+    record = msgspec.json.decode(line, type=ModuleRecord)
+    assert (record.kernels, record.held, record.source_sha256) == (("plain",), 2, "ab" * 32)

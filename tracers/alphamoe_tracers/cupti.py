@@ -166,7 +166,7 @@ class Collector:
         try:
             if self._keeper is not None and self._keep_raw is not None:
                 self._keeper.save(self._keep_raw, source)
-            writer.modules.name_sources(known_sources)
+            writer.modules.finish(known_sources, set(writer.symbols.strings))
             return compact(writer, self._launched, self._started_ns)
         except OSError as error:
             text = error.strerror or str(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,22 +42,29 @@ class ModuleLog:
         digest = hashlib.sha256(image).hexdigest()
         if digest in self.records:
             return
-        record = ModuleRecord(digest, len(image), loaded_ns, kernels_of_image(image))
+        kernels = kernels_of_image(image)
+        record = ModuleRecord(digest, len(image), loaded_ns, kernels, held=len(kernels))
         self.records[digest] = record
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab") as file:
             file.write(msgspec.json.encode(record) + b"\n")
 
-    def name_sources(self, known_sources: Mapping[str, str]) -> None:
-        """Fill in the source hashes that are known by cubin hash, and write the file anew by rename.
+    def finish(self, known_sources: Mapping[str, str], ran: Collection[str]) -> None:
+        """Write the file anew by rename, with the sources that are known and without kernels that never ran.
 
         A symbol defined in a module of ours keeps its hash even when the driver rewrote the image: only equal hashes
         are tied to a source.
+
+        Args:
+            known_sources: sha256 of the CUDA source by sha256 of the cubin.
+            ran: mangled names that the recording holds.
         """
         for digest, record in self.records.items():
-            if digest in known_sources:
-                source = known_sources[digest]
-                self.records[digest] = msgspec.structs.replace(record, source_sha256=source)
+            self.records[digest] = msgspec.structs.replace(
+                record,
+                kernels=tuple(name for name in record.kernels if name in ran),
+                source_sha256=known_sources.get(digest),
+            )
         self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
         try:

@@ -208,9 +208,11 @@ class ModuleRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     size_bytes: int
     loaded_ns: int
     kernels: tuple[str, ...]
-    """Mangled names of the kernels it holds."""
+    """Mangled names of the kernels it holds; once a recording is finished, of those that ran."""
     source_sha256: str | None = None
     """Hash of the CUDA source it was compiled from, where the source is ours or known."""
+    held: int | None = None
+    """How many kernels it holds, run or not. A library's module can hold thousands."""
 
 
 SentinelKind = Literal["open", "close", "step", "graph_open", "graph_close", "graph_step"]

@@ -1,0 +1,156 @@
+"""What recording costs the real engine: decode under graphs, bare and with each part of the instrumentation.
+
+    python tests/gpu/engine_overhead.py [--layers 4] [--json FILE]
+
+World size 1, geometry qwen3-next-80b, one request, decode graph replays. Each mode runs in processes of its own, in an
+order that is mirrored half-way, so that a drift of the machine hits all modes alike. Bar: everything on slows decode
+by at most 8 % (aim: 3 %). Exits 1 when the bar is missed or a recording was not complete.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / room) for room in ("profiler", "backend", "tracers")]
+
+NEW_TOKENS = 256
+REPEATS = 6
+PROMPT_TOKENS = 300
+BAR = 1.08
+
+
+@dataclass(frozen=True)
+class Mode:
+    """Which parts of the instrumentation are on."""
+
+    name: str
+    nvtx: bool
+    receipts: bool
+    collector: bool
+
+
+MODES = (
+    Mode("bare", nvtx=False, receipts=False, collector=False),
+    Mode("nvtx", nvtx=True, receipts=False, collector=False),
+    Mode("receipts", nvtx=False, receipts=True, collector=False),
+    Mode("all on", nvtx=True, receipts=True, collector=True),
+)
+
+
+def measure(mode: Mode, layers: int, out: Path) -> dict[str, Any]:
+    """Serve in this process and give ms a decode step of each repeat, and what the collector says."""
+    from alphamoe_tracers.cupti import Collector, prepare_environment
+
+    if mode.collector:
+        prepare_environment()
+    import torch
+
+    from alphamoe_backend.dispatch import DispatchRecorder
+    from alphamoe_backend.engine import Engine, EngineConfig, NoObserver, Request, StepObserver
+    from alphamoe_backend.parallel import TensorParallelGroup
+    from alphamoe_tracers.receipts import ReceiptWriter
+
+    collector = Collector(out, 0)
+
+    class Recording(NoObserver):
+        def step_boundary(self, step: int) -> None:
+            collector.step_boundary(step)
+
+        def graph_sentinel(self) -> None:
+            collector.graph_sentinel()
+
+    observer: StepObserver = NoObserver()
+    if mode.collector:
+        collector.start()
+        observer = Recording()
+    writer = ReceiptWriter(out / "receipts" / "rank=0.jsonl") if mode.receipts else None
+    config = EngineConfig(
+        model="qwen3-next-80b",
+        layers=layers,
+        rank=0,
+        world_size=1,
+        device="cuda:0",
+        dtype="bfloat16",
+        moe_runner_backend="flashinfer_alphamoe",
+        executions=("decode_graph_replay",),
+        max_new_tokens=NEW_TOKENS,
+        nvtx=mode.nvtx,
+    )
+    recorder = DispatchRecorder("overhead", 0, writer.write if writer else None)
+    engine = Engine(config, recorder, observer, TensorParallelGroup())
+    engine.load()
+    engine.warm_up()
+    engine.capture([PROMPT_TOKENS], batch_size=1)
+    prompt = torch.randint(32768, (PROMPT_TOKENS,), generator=torch.Generator().manual_seed(3)).tolist()
+    if mode.collector:
+        collector.open_window()
+    step_ms = []
+    for index in range(REPEATS):
+        (completion,) = engine.serve([Request(f"r{index}", tuple(prompt))], ("decode_graph_replay",), "performance")
+        step_ms.append(completion.timings["decode_s"] * 1e3 / (NEW_TOKENS - 1))
+    result: dict[str, Any] = {"mode": mode.name, "step_ms": step_ms[1:], "receipts": recorder.receipts}
+    if mode.collector:
+        collector.close_window()
+        summary = collector.stop()
+        result |= {
+            "state": summary.state,
+            "reason": summary.reason,
+            "dropped": summary.dropped,
+            "kernels": summary.rows["kernels"],
+        }
+    return result
+
+
+def run_child(mode: Mode, layers: int) -> dict[str, Any]:
+    """Run one mode in a process of its own."""
+    argv = [sys.executable, __file__, "--child", mode.name, "--layers", str(layers)]
+    finished = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
+    if finished.returncode != 0:
+        sys.exit(f"{mode.name} ended with {finished.returncode}:\n{finished.stdout[-2000:]}{finished.stderr[-4000:]}")
+    document: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
+    return document
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--child", choices=[mode.name for mode in MODES], help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    modes = {mode.name: mode for mode in MODES}
+    if arguments.child:
+        with tempfile.TemporaryDirectory(prefix="alphamoe-overhead-") as out:
+            print(json.dumps(measure(modes[arguments.child], arguments.layers, Path(out))))
+        return 0
+    results = [run_child(mode, arguments.layers) for mode in (*MODES, *reversed(MODES))]
+    step_ms = {
+        mode.name: statistics.median(
+            ms for result in results if result["mode"] == mode.name for ms in result["step_ms"]
+        )
+        for mode in MODES
+    }
+    failures = [f"all on slows decode {step_ms['all on'] / step_ms['bare']:.3f} times, more than {BAR}"]
+    failures = failures if step_ms["all on"] > BAR * step_ms["bare"] else []
+    for result in results:
+        if result.get("state", "on") != "on" or result.get("dropped"):
+            failures.append(f"the recording was not complete: {result}")
+    print(f"{'mode':10} {'ms a step':>10} {'against bare':>13}")
+    for name, ms in step_ms.items():
+        print(f"{name:10} {ms:10.4f} {ms / step_ms['bare']:13.3f}")
+    print(*(f"FAIL {failure}" for failure in failures), sep="\n")
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"step_ms": step_ms, "runs": results, "failures": failures}, indent=1))
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
