@@ -24,12 +24,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="no CUDA device; `make gpu-check` runs this on a GPU machine"))
 
 
+# pytest's own, and what torch sets once when its compiler is first imported.
+NOT_OURS = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
+
+
 @pytest.fixture(autouse=True)
 def _environment_left_as_found() -> Iterator[None]:
-    before = dict(os.environ)
+    before = {name: value for name, value in os.environ.items() if name not in NOT_OURS}
     yield
-    after = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-    before.pop("PYTEST_CURRENT_TEST", None)
+    after = {name: value for name, value in os.environ.items() if name not in NOT_OURS}
     changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
     for name in changed:
         if name in before:
