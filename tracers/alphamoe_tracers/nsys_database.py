@@ -32,8 +32,9 @@ class NsysDatabase:
         self.path = path
         self._connection = connection
         self.columns: dict[str, frozenset[str]] = {}
-        for (name,) in self.rows("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')"):
-            if re.fullmatch(r"\w+", name):
+        for name, sql in self.rows("SELECT name, sql FROM sqlite_master WHERE type = 'table'"):
+            # An export has ordinary tables only: a view or a virtual table would run somebody's code.
+            if re.fullmatch(r"\w+", name) and not re.match(r"\s*CREATE\s+VIRTUAL", str(sql), re.IGNORECASE):
                 self.columns[name] = frozenset(row[1] for row in self.rows(f'PRAGMA table_info("{name}")'))
         self.meta = self._meta()
 
