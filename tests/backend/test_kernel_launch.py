@@ -50,9 +50,10 @@ def test_the_grid_covers_the_plan_in_whole_clusters(geometry: LocalGeometry, M: 
     assert shape.block == (256, 1, 1)
 
 
-def test_the_grid_tells_small_token_counts_apart() -> None:
-    """No two token counts up to 256 of the Qwen geometry share a launch shape, so a recorded launch names its M."""
-    shapes = [launch_shape(QWEN, M) for M in range(1, 257)]
+@pytest.mark.parametrize("counts", [range(1, 33), range(40, 1025, 8)])
+def test_the_grid_tells_token_counts_apart(counts: range) -> None:
+    """No two small token counts, nor two capture sizes, share a launch shape, so a recorded launch tells its M."""
+    shapes = [launch_shape(QWEN, M) for M in counts]
     assert len(set(shapes)) == len(shapes)
 
 
@@ -69,11 +70,27 @@ def test_the_stated_ctas_fit_on_a_multiprocessor(candidate: object) -> None:
     assert chosen.ctas_per_sm * (chosen.dynamic_smem_bytes(MAX_H) + RESERVED_SMEM_BYTES) <= SM_SMEM_BYTES
 
 
-def test_more_rows_an_expert_never_choose_a_narrower_window() -> None:
-    """The window grows with M."""
-    windows = [choose_variant(QWEN, M).tokens for M in range(1, 4097)]
+@pytest.mark.parametrize("sm_count", [78, 132])
+def test_more_tokens_never_choose_a_narrower_window(sm_count: int) -> None:
+    """The window grows with M, through all variants but the one that is chosen by name only."""
+    chosen = [choose_variant(QWEN, M, sm_count) for M in range(1, 4097)]
+    windows = [candidate.tokens for candidate in chosen]
     assert windows == sorted(windows)
-    assert set(windows) == {candidate.tokens for candidate in variants()}
+    assert {candidate.name for candidate in chosen} == {candidate.name for candidate in variants()} - {"t64_c1"}
+
+
+@pytest.mark.parametrize(
+    ("M", "name"), [(1, "t8_c8"), (16, "t8_c8"), (32, "t16_c4"), (64, "t32_c2"), (128, "t32_c2"), (256, "t64_w")]
+)
+def test_the_measured_crossings_are_the_rule(M: int, name: str) -> None:
+    """On 132 multiprocessors each token count that was measured gets the variant that was fastest or near it."""
+    assert launch_shape(QWEN, M, 132).variant == name
+
+
+def test_fewer_multiprocessors_are_loaded_sooner() -> None:
+    """The choice depends on the device: 32 tokens give 78 multiprocessors the load that 64 give 132."""
+    assert launch_shape(QWEN, 32, 78).variant == launch_shape(QWEN, 64, 132).variant == "t32_c2"
+    assert launch_shape(QWEN, 32, 132).variant != launch_shape(QWEN, 32, 78).variant
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from alphamoe_backend.routing import AlignedPlan, align_block_size
 
 FP8 = torch.float8_e4m3fn
 E4M3_MAX = 448.0
+RMS = 1.15
+"""Of every reference: the tolerance's absolute part is meant for outputs of about one."""
 
 QWEN = LocalGeometry(E=512, H=2048, I_local=128, top_k=10)
 QWEN_TP2 = LocalGeometry(E=512, H=2048, I_local=256, top_k=10)
@@ -67,13 +69,13 @@ def _scales(shape: tuple[int, ...], level: float, generator: torch.Generator) ->
 
 
 def make_experts(geometry: LocalGeometry, generator: torch.Generator) -> Experts:
-    """Draw weights whose outputs have an RMS of a few units."""
+    """Draw weights whose outputs have an RMS of about ``RMS``."""
     E, H, I_local = geometry.E, geometry.H, geometry.I_local
     canonical = ExpertWeights(
         gate_up=_e4m3((E, 2 * I_local, H), generator),
         gate_up_scale=_scales((E, 2 * I_local // GROUP, H // GROUP), 1.5 * H**-0.5, generator),
         down=_e4m3((E, H, I_local), generator),
-        down_scale=_scales((E, H // GROUP, I_local // GROUP), 2.0 * (geometry.top_k / I_local) ** 0.5, generator),
+        down_scale=_scales((E, H // GROUP, I_local // GROUP), 0.58 * (geometry.top_k / I_local) ** 0.5, generator),
     )
     gate_up, gate_up_scale = interleave_gated(canonical.gate_up, canonical.gate_up_scale)
     return Experts(geometry, canonical, gate_up, gate_up_scale)
@@ -133,6 +135,13 @@ def oracles(experts: Experts, batch: Batch, routed_scaling_factor: float = 1.0) 
                 requantised.index_add_(0, tokens, term)
                 sum_abs.index_add_(0, tokens, term.abs_())
     return Oracles(requantised, exact, sum_abs)
+
+
+def levelled(experts: Experts, batch: Batch) -> tuple[Batch, Oracles]:
+    """Scale the routing weights so that the reference has an RMS of ``RMS``; few tokens spread by several times."""
+    level = RMS / float(oracles(experts, batch).requantised.square().mean().sqrt())
+    batch = replace(batch, topk_weights=batch.topk_weights * level)
+    return batch, oracles(experts, batch)
 
 
 def kernel_tensors(experts: Experts, batch: Batch, out: Tensor) -> tuple[Tensor, ...]:

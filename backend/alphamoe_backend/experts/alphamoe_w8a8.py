@@ -24,6 +24,10 @@ ALIGNMENT_BYTES = 16
 _FIX = "see docs of alphamoe_fp8_block_scale_aligned_moe for shapes and layouts"
 
 
+# One object for all calls of one geometry: cheaper than a new one, and found faster by what is remembered for it.
+_geometry = functools.lru_cache(maxsize=256)(LocalGeometry)
+
+
 @functools.cache
 def _hopper(index: int) -> bool:
     return torch.cuda.get_device_capability(index) == (9, 0)
@@ -215,4 +219,4 @@ def check_tensors(tensors: tuple[Tensor, ...], *, top_k: int, block_m: int, floa
                 f"{name} begins {tensor.data_ptr() % ALIGNMENT_BYTES} bytes past a multiple of {ALIGNMENT_BYTES}",
                 hint="pass a tensor that begins at its storage, not a slice that starts elsewhere",
             )
-    return LocalGeometry(E, H, I_local, top_k, block_m)
+    return _geometry(E, H, I_local, top_k, block_m)

@@ -112,7 +112,7 @@ kernel_alpha_moe_w8a8_up_down(const u8 *__restrict__ hidden, const float *__rest
                         }
                     }
                 }
-                for (int i = tid; i < WARPS_K * TOKENS * 8; i += THREADS) {
+                for (int i = tid; i < WARPS_K * RING_TOKENS * 8; i += THREADS) {
                     const int row = (i >> 3) % TOKENS;
                     const int k = (i >> 3) / TOKENS;
                     const int kb = item * WARPS_K + k;
@@ -138,6 +138,12 @@ kernel_alpha_moe_w8a8_up_down(const u8 *__restrict__ hidden, const float *__rest
 
         // Step 2: fill the pipeline. The scales ride in the first group. One commit an item, always, also when it is
         // empty, so that "all but the newest STAGES - 2 groups" is item q in iteration q.
+        TokenLoader loader;
+        if constexpr (WGMMA) {
+            const int token = loader.row() < rows ? row_token[row0 + loader.row()] : -1;
+            loader.start(token < 0 ? nullptr : hidden + static_cast<size_t>(token) * H);
+            loader.load(0, k_blocks);
+        }
         for (int r = warp; r < rows; r += WARPS) {
             const int token = row_token[row0 + r];
             const float *const src = hidden_scale + static_cast<size_t>(token < 0 ? 0 : token) * k_blocks;
@@ -158,12 +164,17 @@ kernel_alpha_moe_w8a8_up_down(const u8 *__restrict__ hidden, const float *__rest
         }
         // Stored only now, so that its load does not hold up the copies.
         if (tid < TOKENS) row_weight[tid] = weight * routed_scale;
+        if constexpr (WGMMA) {
+            loader.store(base + TILES_AT);
+            loader.load(1, k_blocks);
+        }
 
         int slot = 0;
         int refill = STAGES - 1;
         // Waits for item q, lets every thread leave item q - 1, then refills the slot of q - 1.
         auto advance = [&](int q) {
             copies_wait<STAGES - 2>();
+            if constexpr (WGMMA) show_to_wgmma();
             __syncthreads();
             issue(q + STAGES - 1, refill);
             copies_commit();
@@ -190,8 +201,16 @@ kernel_alpha_moe_w8a8_up_down(const u8 *__restrict__ hidden, const float *__rest
             const int kb = q * WARPS_K + warp_k;
             if (kb < k_blocks) {
                 const u32 at = base + RING_AT + slot * SLOT_BYTES + warp_k * UP_KBLOCK_BYTES;
-                multiply_block<UP_MT, WARPS_M>(
-                    at, at + UP_ROWS * K_BLOCK, warp_m, lane, active, [&](const auto &part) {
+                const u32 tokens = WGMMA ? base + TILES_AT + (q & 1) * TILE_BYTES : at + UP_ROWS * K_BLOCK;
+                // The other tile is free: its readers passed the barrier.
+                auto next_tokens = [&]() {
+                    if constexpr (WGMMA) {
+                        loader.store(base + TILES_AT + ((q + 1) & 1) * TILE_BYTES);
+                        loader.load(q + 2, k_blocks);
+                    }
+                };
+                multiply_block<UP_MT, WGMMA ? 1 : UP_MT, WARPS_M>(
+                    at, tokens, warp_m, lane, active, next_tokens, [&](int first, const auto &part) {
                         const float gate = up_scale[kb];
                         const float up = up_scale[k_blocks + kb];
 #pragma unroll
@@ -200,11 +219,11 @@ kernel_alpha_moe_w8a8_up_down(const u8 *__restrict__ hidden, const float *__rest
                                 const float2 x =
                                     *reinterpret_cast<const float2 *>(x_scale + kb * TOKENS + nt * 8 + quad * 2);
 #pragma unroll
-                                for (int mt = 0; mt < UP_MT; ++mt) {
-                                    acc[mt][nt][0] += part[mt][nt][0] * (gate * x.x);
-                                    acc[mt][nt][1] += part[mt][nt][1] * (gate * x.y);
-                                    acc[mt][nt][2] += part[mt][nt][2] * (up * x.x);
-                                    acc[mt][nt][3] += part[mt][nt][3] * (up * x.y);
+                                for (int mt = 0; mt < m_tiles(part); ++mt) {
+                                    acc[first + mt][nt][0] += part[mt][nt][0] * (gate * x.x);
+                                    acc[first + mt][nt][1] += part[mt][nt][1] * (gate * x.y);
+                                    acc[first + mt][nt][2] += part[mt][nt][2] * (up * x.x);
+                                    acc[first + mt][nt][3] += part[mt][nt][3] * (up * x.y);
                                 }
                             }
                         }
@@ -283,7 +302,14 @@ kernel_alpha_moe_w8a8_up_down(const u8 *__restrict__ hidden, const float *__rest
             const u32 q = scale > 0.0f ? pack_e4m3(__fdiv_rn(v.x, scale), __fdiv_rn(v.y, scale),
                                                    __fdiv_rn(v.z, scale), __fdiv_rn(v.w, scale))
                                        : pack_e4m3(v.x * 0.0f, v.y * 0.0f, v.z * 0.0f, v.w * 0.0f);
-            *reinterpret_cast<u32 *>(smem + QUANT_AT + swizzled(r, lane >> 2) + (lane & 3) * 4) = q;
+            if constexpr (WGMMA) {
+                u32 low, high;
+                widen(low, high, q);
+                *reinterpret_cast<u32 *>(smem + TILES_AT + tile_chunk(r, lane & 7, 0) + (lane >> 3) * 4) = low;
+                *reinterpret_cast<u32 *>(smem + TILES_AT + tile_chunk(r, lane & 7, 1) + (lane >> 3) * 4) = high;
+            } else {
+                *reinterpret_cast<u32 *>(smem + TILES_AT + swizzled(r, lane >> 2) + (lane & 3) * 4) = q;
+            }
             if (lane == 0) row_scale[r] = scale;
         }
 
@@ -332,8 +358,9 @@ kernel_alpha_moe_w8a8_up_down(const u8 *__restrict__ hidden, const float *__rest
             advance(q);
             const int tile0 = (q - up_items) * WARPS * DOWN_TILES;
             if (tile0 + warp < down_tiles) {
-                multiply_block<DOWN_TILES, WARPS>(base + RING_AT + slot * SLOT_BYTES, base + QUANT_AT, warp, lane,
-                                                  active, [&](const auto &part) { emit(part, tile0); });
+                multiply_block<DOWN_TILES, DOWN_TILES, WARPS>(
+                    base + RING_AT + slot * SLOT_BYTES, base + TILES_AT, warp, lane, active, []() {},
+                    [&](int, const auto &part) { emit(part, tile0); });
             }
             next_slot();
         }

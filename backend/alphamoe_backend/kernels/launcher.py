@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,6 +28,10 @@ from alphamoe_backend.kernels.launch import (
 from alphamoe_tracers.errors import AlphaMoEError
 
 ARCH = "sm_90a"
+_MOST_REMEMBERED = 4096
+"""Launches whose handles are kept ready."""
+_PACKED = struct.Struct("11P6if")
+"""The kernel's parameters in one go."""
 
 
 class _Arguments(ctypes.Structure):
@@ -52,6 +59,16 @@ class _Arguments(ctypes.Structure):
     )
 
 
+@dataclass(frozen=True)
+class _Ready:
+    """What one geometry, M, plan and variant need at every launch."""
+
+    shape: LaunchShape
+    function: Any
+    config: Any
+    launch: Callable[..., tuple[Any, ...]]
+
+
 class FusedLauncher:
     """Launches the fused kernel on one device. Threads may share it."""
 
@@ -60,7 +77,8 @@ class FusedLauncher:
         self._lock = threading.Lock()
         self._thread = threading.local()
         self._functions: dict[str, Any] = {}
-        self._configs: dict[LaunchShape, Any] = {}
+        self._ready: dict[tuple[LocalGeometry, int, int, Variant | None], _Ready] = {}
+        self._sm_count = torch.cuda.get_device_properties(device_index).multi_processor_count
         self._streams: dict[int, Any] = {}
         self._arguments = _Arguments()
         start = ctypes.addressof(self._arguments)
@@ -98,24 +116,29 @@ class FusedLauncher:
             self._load()
         return self._functions[variant.name]
 
-    def _config(self, shape: LaunchShape) -> Any:
-        config = self._configs.get(shape)
-        if config is None:
-            from cuda.bindings import driver
+    def _make_ready(self, geometry: LocalGeometry, M: int, plan_blocks: int, variant: Variant | None) -> _Ready:
+        from cuda.bindings import driver
 
-            value = driver.CUlaunchAttributeValue()
-            value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = shape.cluster
-            cluster = driver.CUlaunchAttribute()
-            cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            cluster.value = value
-            config = driver.CUlaunchConfig()
-            config.gridDimX, config.gridDimY, config.gridDimZ = shape.grid
-            config.blockDimX, config.blockDimY, config.blockDimZ = shape.block
-            config.sharedMemBytes = shape.dynamic_smem_bytes
-            config.attrs = [cluster]
-            config.numAttrs = 1
-            self._configs[shape] = config
-        return config
+        check_geometry(geometry)
+        chosen = variant or choose_variant(geometry, M, self._sm_count)
+        shape = shape_for_blocks(geometry, chosen, plan_blocks)
+        value = driver.CUlaunchAttributeValue()
+        value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = shape.cluster
+        cluster = driver.CUlaunchAttribute()
+        cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        cluster.value = value
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = shape.grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = shape.block
+        config.sharedMemBytes = shape.dynamic_smem_bytes
+        config.attrs = [cluster]
+        config.numAttrs = 1
+        if len(self._ready) >= _MOST_REMEMBERED:
+            self._ready.clear()
+        ready = self._ready[geometry, M, plan_blocks, variant] = _Ready(
+            shape, self._function(chosen), config, driver.cuLaunchKernelEx
+        )
+        return ready
 
     def _stream(self, address: int) -> Any:
         stream = self._streams.get(address)
@@ -149,25 +172,27 @@ class FusedLauncher:
             UsageError: the geometry is outside the kernel's limits.
             AlphaMoEError: the driver refused the launch.
         """
-        from cuda.bindings import driver
-
-        check_geometry(geometry)
-        chosen = variant or choose_variant(geometry, M)
-        shape = shape_for_blocks(geometry, chosen, plan_blocks)
-        stream = torch.cuda.current_stream(self._device_index).cuda_stream
+        stream = torch._C._cuda_getCurrentRawStream(self._device_index)
         with self._lock:
             self._enter_device()
-            function = self._function(chosen)
-            config = self._config(shape)
-            config.hStream = self._stream(stream)
-            arguments = self._arguments
-            for (name, _), tensor in zip(_Arguments._fields_, tensors, strict=False):
-                setattr(arguments, name, tensor.data_ptr())
-            arguments.M, arguments.E, arguments.H = M, geometry.E, geometry.H
-            arguments.I, arguments.top_k, arguments.plan_blocks = geometry.I_local, geometry.top_k, plan_blocks
-            arguments.routed_scale = routed_scaling_factor
-            jit.checked(driver.cuLaunchKernelEx(config, function, self._pointers_address, 0))
-        return shape
+            ready = self._ready.get((geometry, M, plan_blocks, variant))
+            if ready is None:
+                ready = self._make_ready(geometry, M, plan_blocks, variant)
+            ready.config.hStream = self._stream(stream)
+            _PACKED.pack_into(
+                self._arguments,
+                0,
+                *[tensor.data_ptr() for tensor in tensors],
+                M,
+                geometry.E,
+                geometry.H,
+                geometry.I_local,
+                geometry.top_k,
+                plan_blocks,
+                routed_scaling_factor,
+            )
+            jit.checked(ready.launch(ready.config, ready.function, self._pointers_address, 0))
+        return ready.shape
 
 
 _launchers: dict[int, FusedLauncher] = {}

@@ -23,11 +23,11 @@ __device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_
 
 template <int PENDING> __device__ __forceinline__ void copies_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-#if WGMMA
-    // NOTES: wgmma reads shared memory through the async proxy, cp.async and st.shared write through the generic one.
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
 }
+
+// NOTES: wgmma reads shared memory through the async proxy, st.shared writes through the generic one. Call this between
+// the writes and the barrier that publishes them.
+__device__ __forceinline__ void show_to_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 __device__ __forceinline__ u32 cluster_rank() {
     u32 r;
@@ -79,6 +79,13 @@ __device__ __forceinline__ u32 pack_e4m3(float v0, float v1, float v2, float v3)
     return static_cast<u32>(low) | (static_cast<u32>(high) << 16);
 }
 
+// Four e4m3 as two pairs of f16, exactly; NaN stays NaN. Volatile, to keep its place among wgmma's fences and waits.
+__device__ __forceinline__ void widen(u32 &low, u32 &high, u32 packed) {
+    asm volatile("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.rn.f16x2.e4m3x2 %0, l; cvt.rn.f16x2.e4m3x2 %1, h;}"
+                 : "=r"(low), "=r"(high)
+                 : "r"(packed));
+}
+
 // Transposing store of 8x8 bf16 matrices: lane l gives the address of stored row l % 8 of matrix l / 8.
 __device__ __forceinline__ void store_transposed(u32 address, const u32 (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]),
@@ -97,6 +104,21 @@ __device__ __forceinline__ uint4 load_shared16(u32 address) {
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "r"(address)
                  : "memory");
+    return v;
+}
+
+__device__ __forceinline__ void store_shared16(u32 address, const uint4 &v) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
+}
+
+// Zeros where not wanted.
+__device__ __forceinline__ uint2 load_global8(const u8 *src, int wanted) {
+    uint2 v;
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %3, 0; mov.u32 %0, 0; mov.u32 %1, 0; "
+                 "@p ld.global.nc.L1::no_allocate.L2::128B.v2.u32 {%0, %1}, [%2];}"
+                 : "=&r"(v.x), "=&r"(v.y)
+                 : "l"(src), "r"(wanted));
     return v;
 }
 

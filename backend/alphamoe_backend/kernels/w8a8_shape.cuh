@@ -15,11 +15,14 @@ constexpr int UP_ROWS = 256 / CLUSTER;                // interleaved gate/up row
 constexpr int UP_TILES = UP_ROWS / 16;                // the same in m16 tiles
 constexpr int WARPS_M = WARPS / WARPS_K;              // warps along rows; the others split K
 constexpr int UP_MT = UP_TILES / WARPS_M;             // m16 tiles of a warp
-constexpr int UP_KBLOCK_BYTES = (UP_ROWS + TOKENS) * K_BLOCK;
+constexpr int RING_TOKENS = WGMMA ? 0 : TOKENS;       // token rows in a ring slot; wgmma's tokens have tiles of their own
+constexpr int UP_KBLOCK_BYTES = (UP_ROWS + RING_TOKENS) * K_BLOCK;
 constexpr int UP_ITEM_BYTES = WARPS_K * UP_KBLOCK_BYTES;
 constexpr int DOWN_ROWS = WARPS * DOWN_TILES * 16;    // down rows of one pipeline item
 constexpr int DOWN_ITEM_BYTES = DOWN_ROWS * K_BLOCK;
 constexpr int SLOT_BYTES = UP_ITEM_BYTES > DOWN_ITEM_BYTES ? UP_ITEM_BYTES : DOWN_ITEM_BYTES;
+constexpr int TILE_BYTES = TOKENS * K_BLOCK * (WGMMA ? 2 : 1);  // [TOKENS, 128] of f16 or e4m3, swizzled
+constexpr int TILES = WGMMA ? 2 : 1;
 constexpr int ACT_STRIDE = 132;                       // floats; 128 plus padding, so that a fragment hits 32 banks
 constexpr int REDUCE_BYTES = WARPS_K > 1 ? WARPS_K * UP_TILES * N_TILES * 512 : 0;
 constexpr int STAGING_WARP_BYTES = DOWN_TILES * 256;  // 8 tokens x 16 rows of bf16 for each m16 tile
@@ -27,8 +30,8 @@ constexpr int STAGING_BYTES = WARPS * STAGING_WARP_BYTES;
 constexpr int SCRATCH_BYTES = REDUCE_BYTES > STAGING_BYTES ? REDUCE_BYTES : STAGING_BYTES;
 
 constexpr int RING_AT = 0;
-constexpr int QUANT_AT = RING_AT + STAGES * SLOT_BYTES;          // e4m3 [TOKENS, 128], swizzled
-constexpr int ACT_AT = QUANT_AT + TOKENS * K_BLOCK;              // f32 [TOKENS, ACT_STRIDE]
+constexpr int TILES_AT = RING_AT + STAGES * SLOT_BYTES;  // the first is for the requantised values, once up is done
+constexpr int ACT_AT = TILES_AT + TILES * TILE_BYTES;            // f32 [TOKENS, ACT_STRIDE]
 constexpr int SCRATCH_AT = ACT_AT + TOKENS * ACT_STRIDE * 4;     // K-split partial sums, later output staging
 constexpr int ROWS_AT = SCRATCH_AT + SCRATCH_BYTES;              // token, route weight, requantisation scale
 constexpr int SCALES_AT = ROWS_AT + 3 * TOKENS * 4;              // x [H/128, TOKENS], gate+up [2, H/128], down [H/128]
@@ -39,7 +42,8 @@ static_assert(WARPS_M * WARPS_K == WARPS && UP_MT * WARPS_M == UP_TILES && UP_MT
 static_assert(N_TILES == 1 || N_TILES % 2 == 0, "token fragments are loaded for two n8 tiles at a time");
 static_assert(DOWN_TILES == 1 || DOWN_TILES == 2, "the output staging knows one or two m16 tiles");
 static_assert(!WGMMA || (CLUSTER == 1 && WARPS_K == 1 && UP_MT == 2 && DOWN_TILES == 2), "wgmma needs 64-row tiles");
-static_assert(SLOT_BYTES % 1024 == 0 && UP_ROWS % 8 == 0 && QUANT_AT % 1024 == 0, "swizzle atoms are 8 rows");
+static_assert(!WGMMA || TOKENS * 4 == THREADS, "four threads bring a token row into a tile");
+static_assert(SLOT_BYTES % 1024 == 0 && UP_ROWS % 8 == 0 && TILES_AT % 1024 == 0, "swizzle atoms are 8 rows");
 static_assert(STAGES >= 3, "one slot is being read, one refilled, one in flight");
 
 // Byte offset of 16-byte chunk `chunk` of 128-byte row `row`: the 128-byte swizzle, which wgmma understands too.
