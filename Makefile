@@ -19,9 +19,9 @@ help:
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v else f"alphamoe-trace needs Python 3.11 or newer, {sys.executable} is {v[0]}.{v[1]}: run make PYTHON=python3.12")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing the environment into $(VENV): the first time this downloads PyTorch, which can take minutes"
 	@$(BIN)/python -m pip install -q --disable-pip-version-check uv
-	@echo "Installing the environment into $(VENV)"
-	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV_ENV) $(BIN)/uv pip install -q -c constraints.txt -e '.[dev,triton]'
+	@VIRTUAL_ENV="$(CURDIR)/$(VENV)" $(UV_ENV) $(BIN)/uv pip install -q -c constraints.txt -e '.[dev,triton]'
 	@touch $(STAMP)
 
 env: $(STAMP)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -69,6 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code. Failures are told in one line on stderr; with ``ALPHAMOE_TRACE_DEBUG=1`` tracebacks are shown.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a prompt's letters may be none of the locale's
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = _dispatch(words)
         sys.stdout.flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from alphamoe_profiler.bundle import RunBundle
 
 PROGRAM = "alphamoe-trace"
+_NOT_AGAIN = ("--force", "--json", "--no-collector", "--no-nvtx", "--no-receipts")
+"""Options that would leave the evidence out once more, or write over what is there."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,7 @@ def _rank(evidence: Evidence, rank: int) -> RankReport:
 
 def _next_command(bundle: RunBundle, witness: WitnessSummary) -> str:
     """Return the command that would settle what is open, or that shows more of what is settled."""
-    again = f"{PROGRAM} {shlex.join(bundle.run.argv[1:])}".strip()
+    again = list(bundle.run.argv[1:])
     if witness.verdict in (Verdict.PASS, Verdict.FAIL):
         return f"{PROGRAM} show {shlex.quote(str(bundle.path))} --json"
     records = [readable_rank_file(bundle, rank) for rank in bundle.ranks]
@@ -163,6 +166,19 @@ def _next_command(bundle: RunBundle, witness: WitnessSummary) -> str:
         return f"{PROGRAM} doctor"
     open_reasons = [cell.finding.reason for cell in witness.cells if cell.finding.verdict is witness.verdict]
     if any("not exercised" in reason for reason in open_reasons):
-        executions = ",".join(bundle.run.executions)
-        return f"{again} --executions {executions} --max-new-tokens {max(bundle.run.max_new_tokens, 8)}"
-    return again
+        again = _without(again, "--executions", "--max-new-tokens")
+        again += ["--executions", ",".join(bundle.run.executions)]
+        again += ["--max-new-tokens", str(max(bundle.run.max_new_tokens, 8))]
+    return shlex.join([PROGRAM, *_without(again, "--out", *_NOT_AGAIN)])
+
+
+def _without(words: Sequence[str], *options: str) -> list[str]:
+    """Return the words of a command without these options and their values."""
+    kept: list[str] = []
+    dropping = False
+    for word in words:
+        if word.startswith("--"):
+            dropping = word.split("=", 1)[0] in options
+        if not dropping:
+            kept.append(word)
+    return kept

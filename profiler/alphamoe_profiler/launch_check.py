@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from alphamoe_profiler.run_identity import same_launch_rule
 from alphamoe_profiler.windows import readable_rank_file
 
 if TYPE_CHECKING:
@@ -37,12 +38,14 @@ def launch_shapes_ok(
         matched: [n] row of ``submissions.rows`` for each kernel, negative where it has none.
 
     Returns:
-        [n] true or false where a rule exists and a submission was matched, null elsewhere.
+        [n] true or false where a rule exists, is the recording's own, and a submission was matched; null elsewhere.
     """
     unknown = np.ones(len(frame), bool)
     ok = np.zeros(len(frame), bool)
     record = readable_rank_file(bundle, rank)
-    if record is None or record.sm_count is None or _capability(bundle, record) not in (None, _RULED_CAPABILITY):
+    if record is None or record.sm_count is None or not same_launch_rule(bundle.run):
+        return pd.arrays.BooleanArray(ok, unknown)
+    if _capability(bundle, record) not in (None, _RULED_CAPABILITY):
         return pd.arrays.BooleanArray(ok, unknown)
     rows = np.flatnonzero((frame["base"] == RULED_SYMBOL).to_numpy() & (matched >= 0))
     if not len(rows):

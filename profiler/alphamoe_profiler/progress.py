@@ -12,6 +12,7 @@ from alphamoe_profiler.rank_messages import RankMessage
 
 if TYPE_CHECKING:
     from rich.status import Status
+    from rich.text import Text
 
 
 class TerminalProgress:
@@ -26,7 +27,7 @@ class TerminalProgress:
         if sys.stderr.isatty():
             from rich.console import Console
 
-            self._status = Console(stderr=True).status(self.line())
+            self._status = Console(stderr=True).status(self)
             self._status.start()
         return self
 
@@ -42,8 +43,12 @@ class TerminalProgress:
             self._phases[message.rank] = message.phase.replace("_", " ")
         elif message.kind in ("failed", "done"):
             self._phases[message.rank] = message.kind
-        if self._status is not None:
-            self._status.update(self.line())
+
+    def __rich__(self) -> Text:
+        """Return the line as it is now: asked at every refresh, so that the seconds go on while a phase lasts."""
+        from rich.text import Text
+
+        return Text(self.line())
 
     def line(self) -> str:
         """Return the phases with how many ranks are in each: ``decode (4 ranks), 12 s``."""

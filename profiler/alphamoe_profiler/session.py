@@ -125,9 +125,10 @@ def _tokenise(specs: Sequence[str], tokenizer: ChatTokenizer) -> tuple[_Tokenise
     )
     for item in requests:
         if len(item.token_ids) > MAX_PROMPT_TOKENS:
-            kind = item.prompt.spec.partition(":")[0]
+            kind, _, rest = item.prompt.spec.partition(":")
+            name = f"{kind}:" if kind == "text" else f"{kind}:{rest}"
             raise UsageError(
-                f"--prompt {kind}: has {len(item.token_ids)} tokens", f"at most {MAX_PROMPT_TOKENS} can be served"
+                f"--prompt {name} has {len(item.token_ids)} tokens", f"at most {MAX_PROMPT_TOKENS} can be served"
             )
     return requests
 

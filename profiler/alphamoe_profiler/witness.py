@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 from alphamoe_profiler.evidence import Evidence, Identity, counted_as_real, gather, identities, ranks_told
 from alphamoe_profiler.integrity import Check, integrity_checks
+from alphamoe_profiler.launch_check import RULED_SYMBOL
 from alphamoe_profiler.m_buckets import witness_mask
+from alphamoe_profiler.run_identity import same_launch_rule
 from alphamoe_profiler.verdicts import Finding, Verdict, worst
 from alphamoe_profiler.windows import readable_rank_file
 from alphamoe_tracers.errors import UsageError
-from alphamoe_tracers.records import Execution
+from alphamoe_tracers.records import EXECUTIONS, Execution
 
 if TYPE_CHECKING:
     from alphamoe_profiler.bundle import RunBundle
@@ -135,7 +137,7 @@ def _required(
     if proof.collector_off is not None:
         return Finding(Verdict.INCONCLUSIVE, proof.collector_off)
     if not _exercised(evidence, rank, execution):
-        return Finding(Verdict.INCONCLUSIVE, f"not exercised; {_HOW_TO_EXERCISE[execution]}")
+        return Finding(Verdict.INCONCLUSIVE, _not_exercised(evidence, rank, execution))
     if loose:
         reason = f"not seen there, but {loose} kernels of it ran in the window that could not be attributed"
         return Finding(Verdict.INCONCLUSIVE, reason)
@@ -153,8 +155,7 @@ def _forbidden(evidence: Evidence, rank: int, execution: Execution, symbol: str,
     if proof.cut is not None or proof.collector_off is not None:
         return Finding(Verdict.INCONCLUSIVE, proof.cut or proof.collector_off or "", must_be_seen=False)
     if not _exercised(evidence, rank, execution):
-        reason = f"not exercised; {_HOW_TO_EXERCISE[execution]}"
-        return Finding(Verdict.INCONCLUSIVE, reason, must_be_seen=False)
+        return Finding(Verdict.INCONCLUSIVE, _not_exercised(evidence, rank, execution), must_be_seen=False)
     if not proof.complete(execution):
         reason = f"absence not proven, window not proven complete: {proof.failures(execution)[0]}"
         return Finding(Verdict.INCONCLUSIVE, reason, must_be_seen=False)
@@ -185,6 +186,13 @@ def _with_what_ran_before(finding: Finding, count: int) -> Finding:
 
 def _exercised(evidence: Evidence, rank: int, execution: Execution) -> bool:
     return any(r.purpose == "witness" and r.execution == execution for r in evidence.receipts[rank])
+
+
+def _not_exercised(evidence: Evidence, rank: int, execution: Execution) -> str:
+    """Say what would exercise an execution; where a rank has no receipt at all, nothing says that it was not."""
+    if not evidence.receipts[rank]:
+        return "no receipt of this rank, so nothing says what was exercised; record the run without --no-receipts"
+    return f"not exercised; {_HOW_TO_EXERCISE[execution]}"
 
 
 def _submissions(evidence: Evidence, rank: int, execution: Execution, symbol: str) -> int:
@@ -227,6 +235,8 @@ def _notes(evidence: Evidence, found: tuple[Identity, ...]) -> list[str]:
         for identity in found
         if not identity.tied and identity.symbol.startswith("kernel_alpha_moe")
     ]
+    if not same_launch_rule(evidence.bundle.run) and any(identity.symbol == RULED_SYMBOL for identity in found):
+        notes.append("launch shapes not checked: the run was recorded with another launch rule than this program's")
     for symbol in sorted({identity.symbol for identity in found if identity.tied}):
         sources = {identity.source_sha256 for identity in found if identity.symbol == symbol and identity.tied}
         if len(sources) > 1:
@@ -244,6 +254,10 @@ def _notes(evidence: Evidence, found: tuple[Identity, ...]) -> list[str]:
         record = readable_rank_file(evidence.bundle, rank)
         if record is not None and record.collector.state == "on" and record.collector.reason:
             notes.append(f"rank {rank}: the collector lacked something: {record.collector.reason}")
+        for symbol in evidence.forbidden:
+            told = sum(_submissions(evidence, rank, execution, symbol) for execution in EXECUTIONS)
+            if told and not (frame["base"] == symbol).any():
+                notes.append(f"rank {rank}: its receipts say that forbidden {symbol} was dispatched {told} times")
         forbidden = frame["base"].isin(evidence.forbidden) & ~counted_as_real(frame)
         if forbidden.any():
             notes.append(f"rank {rank}: {int(forbidden.sum())} forbidden kernels ran in other traffic, not judged")

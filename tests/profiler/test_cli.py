@@ -120,6 +120,9 @@ PROMPT = ["--prompt", "text:hi"]
         ([*PROMPT, "--rank", "2"], "unrecognized arguments: --rank 2"),
         (["show"], "required: RUN"),
         (["show", "absent"], "not a run bundle"),
+        ([*PROMPT, "--json", "."], "--json . is a directory"),
+        ([*PROMPT, "--json", "/dev/null/report.json"], "cannot write in /dev/null"),
+        (["show", "--json", "report.json"], "required: RUN"),
     ],
 )
 def test_a_usage_error_is_one_line_with_exit_2_and_writes_nothing(

@@ -16,6 +16,7 @@ from alphamoe_backend.experts.registry import ALPHAMOE_W8A8_SYMBOL
 from alphamoe_profiler.bundle import RunBundle
 from alphamoe_profiler.inspection import inspect_run
 from alphamoe_profiler.reports.json_report import to_json
+from alphamoe_profiler.run_identity import LAUNCH_RULE, launch_rule_sha256
 from alphamoe_profiler.witness import summarise
 from alphamoe_tracers.errors import AlphaMoEError
 from alphamoe_tracers.records import TABLES
@@ -162,6 +163,25 @@ def test_a_launch_shape_that_is_not_the_one_of_its_m_fails_integrity(tmp_path: P
     summary = judge(tmp_path, only(1, damage))
     assert summary.verdict is FAIL
     assert "rank 1: 1 kernels were not launched as their M asks for" in check(summary, "launch shapes").reason
+
+
+def test_launch_shapes_are_checked_against_the_rule_of_the_recording_only(tmp_path: Path) -> None:
+    def damage(content: RankContent) -> None:
+        content.of(ALPHAMOE_W8A8_SYMBOL, 5)[0]["grid_x"] += 1
+
+    for name, rule, verdict in (("same", launch_rule_sha256(), FAIL), ("other", "ab" * 32, PASS)):
+        summary = judge(tmp_path / name, damage, run={"versions": {LAUNCH_RULE: rule}})
+        assert summary.verdict is verdict
+        assert any("launch shapes not checked" in note for note in summary.notes) is (verdict is PASS)
+
+
+def test_a_run_recorded_without_receipts_lacks_evidence_and_contradicts_nothing(tmp_path: Path) -> None:
+    def damage(content: RankContent) -> None:
+        content.receipts = []
+
+    summary = judge(tmp_path / "all", damage)
+    assert summary.verdict is OPEN
+    assert judge(tmp_path / "one", only(1, damage)).verdict is FAIL
 
 
 def test_a_file_changed_after_the_run_is_never_a_pass(tmp_path: Path) -> None:

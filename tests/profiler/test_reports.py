@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from pathlib import Path
 from typing import Any
 
 import golden
+import msgspec
 import pytest
 from golden import RankContent
 from judging import fall_back, no_cuda, only
@@ -16,6 +18,7 @@ from alphamoe_profiler.bundle import MemorySnapshot, RunBundle
 from alphamoe_profiler.inspection import RunReport, inspect_run
 from alphamoe_profiler.reports.json_report import to_json
 from alphamoe_profiler.reports.terminal import print_report
+from alphamoe_profiler.verdicts import Verdict
 
 
 def inspected(path: Path, damage: golden.Damage | None = None, **settings: Any) -> RunReport:
@@ -52,8 +55,40 @@ def test_the_terminal_report_prints_everything_that_a_run_is_asked_for(tmp_path:
 @pytest.mark.parametrize("width", [80, 200])
 def test_no_line_is_wider_than_the_terminal_and_no_control_code_leaves_a_pipe(tmp_path: Path, width: int) -> None:
     text = printed(inspected(tmp_path, only(2, fall_back), world_size=4), width)
-    assert max(map(len, text.splitlines())) <= width
+    copied = ("run ", "next: ")
+    assert max(len(line) for line in text.splitlines() if not line.startswith(copied)) <= width
     assert "\x1b" not in text
+    assert all(line == line.rstrip() for line in text.splitlines())
+
+
+def test_what_a_reader_copies_is_never_broken_over_lines(tmp_path: Path) -> None:
+    report = inspected(tmp_path / "a folder with a long name" / "and another one inside it")
+    lines = printed(report, 60).splitlines()
+    assert lines[0] == f"run      {report.path}"
+    assert lines[-1] == f"next: alphamoe-trace show '{report.path}' --json"
+
+
+def test_the_next_command_names_the_program_as_it_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = inspected(tmp_path)
+    monkeypatch.setattr("sys.argv", [".venv/bin/alphamoe-trace", "show"])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert printed(report).splitlines()[-1].startswith("next: .venv/bin/alphamoe-trace show ")
+    assert report.next_command.startswith("alphamoe-trace show ")
+
+
+def test_narrow_terminals_break_no_word_of_the_rank_table(tmp_path: Path) -> None:
+    text = printed(inspected(tmp_path), 60)
+    assert "kernels dropped receipts ended    collector" in text
+    assert "prefill_graph_replay" in text
+
+
+def test_a_long_prompt_is_shortened_to_one_line(tmp_path: Path) -> None:
+    report = inspected(tmp_path)
+    prompt = msgspec.structs.replace(report.run.prompts[0], spec="text:one\ntwo " + "word " * 500)
+    report = dataclasses.replace(report, run=msgspec.structs.replace(report.run, prompts=[prompt]))
+    line = next(line for line in printed(report).splitlines() if line.startswith("prompt"))
+    assert line.startswith("prompt   text:one two word word")
+    assert "…, 13 tokens" in line
 
 
 def test_no_color_is_respected_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,10 +118,9 @@ def test_times_of_ranks_that_share_a_gpu_are_marked(tmp_path: Path) -> None:
         content.rank_file = {"shared_gpu": True}
 
     lines = printed(inspected(tmp_path, damage), 200).splitlines()
-    times = [line for line in lines if "0.125" in line or line.startswith("launcher:")]
-    assert len(times) == 3
-    assert all("shared GPU" in line for line in times)
-    assert "shared GPU" not in printed(inspected(tmp_path / "alone"), 200)
+    assert lines.count("Wall times in seconds, kept apart (shared GPU, ranks 0, 1: comparable with nothing)") == 1
+    assert sum("NVIDIA H200 (shared)" in line for line in lines) == 2
+    assert "shared" not in printed(inspected(tmp_path / "alone"), 200)
 
 
 def test_names_are_text_and_never_markup(tmp_path: Path) -> None:
@@ -132,6 +166,28 @@ def test_an_execution_that_was_not_exercised_gets_a_command_that_would(tmp_path:
         "alphamoe-trace --ranks 2 --prompt gsm8k:17 "
         "--executions eager,prefill_graph_replay,decode_graph_replay --max-new-tokens 8"
     )
+
+
+def test_the_next_command_records_again_what_was_left_out_and_writes_over_nothing(tmp_path: Path) -> None:
+    def damage(content: RankContent) -> None:
+        content.receipts = []
+
+    kept, left_out = ["--ranks", "2", "--prompt", "gsm8k:17"], ["--no-receipts", "--json", "r.json", "--no-nvtx"]
+    argv = ("alphamoe-trace", *left_out, "--out", "runs/a", *kept, "--force", "--seed", "3")
+    report = inspected(tmp_path, damage, run={"argv": argv})
+    assert report.verdict is Verdict.INCONCLUSIVE
+    assert "record the run without --no-receipts" in report.witness.reason
+    assert report.next_command == "alphamoe-trace --ranks 2 --prompt gsm8k:17 --seed 3"
+
+
+def test_a_dispatch_of_a_forbidden_kernel_is_noted_where_nothing_can_be_witnessed(tmp_path: Path) -> None:
+    def damage(content: RankContent) -> None:
+        fall_back(content)
+        no_cuda(content)
+
+    eager = tuple(step for step in golden.STEPS if step.execution == "eager")
+    report = inspected(tmp_path, only(1, damage), steps=eager, executions=("eager",))
+    assert "rank 1: its receipts say that forbidden fused_moe_kernel was dispatched 6 times" in report.witness.notes
 
 
 def test_the_json_report_is_one_strict_document_with_the_documented_keys(tmp_path: Path) -> None:

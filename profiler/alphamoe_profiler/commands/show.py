@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from alphamoe_profiler.commands import check_json_target
+from alphamoe_tracers.errors import UsageError
+
 _EXAMPLES = """\
 examples:
   alphamoe-trace show alphamoe-runs/20260131T120000Z-gsm8k-17-1f2e3d
@@ -18,7 +21,7 @@ exit codes: 0 printed, whatever the verdict; 2 not a run bundle; 3 damaged beyon
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``show``."""
     parser.epilog = _EXAMPLES
-    parser.add_argument("run", type=Path, metavar="RUN", help="directory of a run bundle")
+    parser.add_argument("run", type=Path, nargs="?", metavar="RUN", help="directory of a run bundle")
     parser.add_argument(
         "--json", nargs="?", const="-", metavar="FILE", help="print one JSON document instead, or write it to FILE"
     )
@@ -26,7 +29,14 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the report."""
-    report(args.run, args.json)
+    run, target = args.run, args.json
+    if run is None and target not in (None, "-") and Path(target).is_dir():
+        # "show --json RUN": the option's own value is optional, so it took the only word there was.
+        run, target = Path(target), "-"
+    if run is None:
+        raise UsageError("the following arguments are required: RUN", "name the directory of a recorded run")
+    check_json_target(target)
+    report(run, target)
     return 0
 
 

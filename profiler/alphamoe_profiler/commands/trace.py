@@ -6,6 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from alphamoe_profiler.commands import check_json_target
+from alphamoe_profiler.faults import PHASES
 from alphamoe_tracers.errors import AlphaMoEError, UsageError
 
 _EXAMPLES = """\
@@ -42,10 +44,12 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     what.add_argument("--max-new-tokens", type=_integer, default=32, metavar="N", help="per prompt (default 32)")
     what.add_argument(
-        "--model", metavar="PRESET", help="tiny, qwen3-next-80b, ... (default: what the device has room for)"
+        "--model",
+        metavar="PRESET",
+        help="tiny or qwen3-next-80b (default: tiny on a CPU, else what the GPU has room for)",
     )
     what.add_argument(
-        "--layers", type=_integer, metavar="N", help="decoder layers to build (4 of qwen3-next-80b, 2 of tiny)"
+        "--layers", type=_integer, metavar="N", help="decoder layers to build (default 4 of qwen3-next-80b, 2 of tiny)"
     )
     what.add_argument("--seed", type=_integer, default=0, metavar="N", help="of the model's weights (default 0)")
     how = parser.add_argument_group("how it is served")
@@ -74,7 +78,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--inject-fault",
         metavar="KIND:rank=R",
-        help="plant a fault: fallback:rank=2; kill, exception or disk-full:rank=1,phase=decode",
+        help="plant a fault, to see it noticed: fallback:rank=2 dispatches the stock path on that rank; kill, "
+        f"exception or disk-full strike as in kill:rank=1,phase=decode; phases: {', '.join(PHASES)}",
     )
     how.add_argument(
         "--timeout", type=_seconds, default=1800.0, metavar="S", help="end the run after S seconds (default 1800)"
@@ -100,6 +105,7 @@ def run(args: argparse.Namespace) -> int:
 
     if not args.prompts:
         raise UsageError("a run needs a prompt", "for example --prompt gsm8k:17, or --prompt text:Hello")
+    check_json_target(args.json)
     config = TraceConfig(
         prompts=tuple(args.prompts),
         ranks=args.ranks,

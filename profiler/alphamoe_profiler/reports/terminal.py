@@ -1,13 +1,18 @@
 """The report of a run for a terminal. It renders what :mod:`alphamoe_profiler.inspection` computed and decides nothing.
 
-Names of kernels and paths are shown as text, never read as markup. Without a terminal the output is plain; NO_COLOR
-and COLUMNS are respected (by rich).
+Names of kernels and paths are shown as text, never read as markup. Without a terminal the output is plain, without
+trailing spaces; NO_COLOR and COLUMNS are respected (by rich). Only what a reader copies (the run directory, the next
+command) may be longer than a line: it is left to the terminal to wrap.
 """
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console
@@ -15,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from alphamoe_profiler.evidence import ranks_told
-from alphamoe_profiler.inspection import RankReport, RunReport
+from alphamoe_profiler.inspection import PROGRAM, RankReport, RunReport
 from alphamoe_profiler.m_buckets import DiscreteSet, MBuckets
 from alphamoe_profiler.verdicts import Verdict, worst
 from alphamoe_profiler.witness import Cell
@@ -27,6 +32,10 @@ _STYLE = {
     Verdict.CONFIG_ERROR: "bold magenta",
 }
 _SHARED = "shared GPU"
+_PROMPT_LETTERS = 60
+_ROOMY = 72
+"""Columns from which on tables are spaced by two."""
+_LAUNCHER_PHASES = ("start_up", "ranks", "total")
 _PHASES = ("start_up", "load", "warm_up", "capture", "prefill", "decode", "collection")
 
 
@@ -39,37 +48,55 @@ def print_report(report: RunReport, file: TextIO | None = None, width: int | Non
         width: columns; the terminal's by default.
     """
     console = Console(file=file, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
+    if console.is_terminal:
+        _print(console, report)
+        return
+    with console.capture() as captured:
+        _print(console, report)
+    console.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().split("\n")[:-1]))
+
+
+def _print(console: Console, report: RunReport) -> None:
     _head(console, report)
     _ranks(console, report)
     _witnesses(console, report)
     _m_buckets(console, report.m_buckets)
     _coverage(console, report.ranks)
-    _memory(console, report.ranks)
+    _memory(console, report)
     _wall_times(console, report)
     _lines(console, "Problems", report.problems, 12)
     _lines(console, "Notes", report.witness.notes, 12)
     _verdict(console, report)
 
 
-def _table(console: Console, title: str, *columns: str) -> Table:
-    """Print a title (as a line, because a table's own title is wrapped to the table) and return its empty table."""
+def _table(console: Console, title: str, *columns: str, folded: Sequence[str] = ()) -> Table:
+    """Print a title (as a line, because a table's own title is wrapped to the table) and return its empty table.
+
+    Args:
+        console: where to.
+        title: what the table shows.
+        columns: the headers.
+        folded: headers of columns that may be narrower than their words where the terminal is narrow.
+    """
     console.print(Text(title, style="bold"))
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(box=None, pad_edge=False, padding=(0, 2 if console.width >= _ROOMY else 1, 0, 0))
     for column in columns:
-        table.add_column(column, overflow="fold", header_style="dim")
+        table.add_column(column, overflow="fold", header_style="dim", no_wrap=bool(folded) and column not in folded)
     return table
 
 
 def _head(console: Console, report: RunReport) -> None:
     run = report.run
+    console.print(Text.assemble((f"{'run':<9}", "dim"), str(report.path)), soft_wrap=True)
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
-    grid.add_row("run", Text(str(report.path)))
-    grid.add_row("model", f"{run.model}, {run.geometry.layers} layers, {run.world_size} ranks, on {run.device_kind}")
+    counts = f"{_counted(run.geometry.layers, 'layer')}, {_counted(run.world_size, 'rank')}"
+    grid.add_row("model", f"{run.model}, {counts}, on {run.device_kind}")
     grid.add_row("backend", run.moe_runner_backend)
     for prompt in run.prompts:
-        text = f"{prompt.spec}, {prompt.token_count} tokens, sha256 {prompt.sha256[:12]}"
+        tokens = _counted(prompt.token_count, "token")
+        text = f"{_one_line(prompt.spec)}, {tokens}, sha256 {prompt.sha256[:12]}"
         if prompt.dataset and prompt.dataset_sha256:
             text += f", row {prompt.row} of {prompt.dataset} (sha256 {prompt.dataset_sha256[:12]})"
         grid.add_row("prompt", Text(text))
@@ -79,13 +106,24 @@ def _head(console: Console, report: RunReport) -> None:
     console.print()
 
 
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _one_line(spec: str) -> str:
+    """Shorten the words of a prompt: they may be pages long, and run.json holds them all."""
+    line = " ".join(spec.split())
+    return line if len(line) <= _PROMPT_LETTERS else f"{line[: _PROMPT_LETTERS - 1]}…"
+
+
 def _ranks(console: Console, report: RunReport) -> None:
-    table = _table(console, "Ranks", "rank", "GPU", "kernels", "dropped", "receipts", "ended", "collector")
+    columns = ("rank", "GPU", "kernels", "dropped", "receipts", "ended", "collector")
+    table = _table(console, "Ranks", *columns, folded=("GPU", "collector"))
     for rank in report.ranks:
         gpu = rank.gpu_name or (rank.device or "unknown")
         table.add_row(
             str(rank.rank),
-            Text(f"{gpu}{f' ({_SHARED})' if rank.shared_gpu else ''}"),
+            Text(f"{gpu}{' (shared)' if rank.shared_gpu else ''}"),
             f"{rank.kernels:,}",
             "unknown" if rank.dropped is None else f"{rank.dropped:,}",
             f"{rank.receipts:,}",
@@ -168,7 +206,8 @@ def _m_buckets(console: Console, rows: Sequence[MBuckets]) -> None:
         console.print()
         return
     title = "M buckets, by receipt: (n; min, max) and the exact set"
-    table = _table(console, title, "execution", "real tokens", "dispatch M", "kernel M")
+    columns = ("execution", "real tokens", "dispatch M", "kernel M")
+    table = _table(console, title, *columns, folded=columns[1:])
     for row in rows:
         if row.rank is None:
             table.add_row(row.execution, _set(row.real_tokens), _set(row.dispatch_M), _kernel_set(row))
@@ -215,26 +254,32 @@ def _coverage(console: Console, ranks: Sequence[RankReport]) -> None:
     console.print()
 
 
-def _memory(console: Console, ranks: Sequence[RankReport]) -> None:
+def _memory(console: Console, report: RunReport) -> None:
+    ranks = report.ranks
     labels = list(dict.fromkeys(snapshot.label for rank in ranks for snapshot in rank.memory))
     if not labels:
         return
-    table = _table(console, "Memory snapshots, not peaks: device used (this process)", "rank", *labels)
+    on_host = report.run.device_kind == "cpu"
+    title = "host memory of each rank's process" if on_host else "device used (by this process)"
+    table = _table(console, f"Memory snapshots in GiB, not peaks: {title}", "rank", *labels)
     for rank in ranks:
         known = {snapshot.label: snapshot for snapshot in rank.memory}
         cells = []
         for label in labels:
             snapshot = known.get(label)
             used = snapshot.device_used_bytes if snapshot else None
-            own = (snapshot.process_bytes or snapshot.host_rss_bytes) if snapshot else None
-            cells.append(f"{_gib(used)} ({_gib(own)})")
+            own = snapshot.process_bytes if snapshot else None
+            if on_host:
+                cells.append(_gib(snapshot.host_rss_bytes if snapshot else None))
+            else:
+                cells.append(f"{_gib(used)} ({_gib(own)})")
         table.add_row(str(rank.rank), *cells)
     console.print(table)
     console.print()
 
 
 def _gib(count: int | None) -> str:
-    return "-" if count is None else f"{count / 2**30:.2f} GiB"
+    return "-" if count is None else f"{count / 2**30:.2f}"
 
 
 def _wall_times(console: Console, report: RunReport) -> None:
@@ -244,17 +289,17 @@ def _wall_times(console: Console, report: RunReport) -> None:
         return
     title = "Wall times in seconds, kept apart"
     if report.shares_gpu:
-        title += f" ({_SHARED}: comparable with nothing)"
+        sharing = ranks_told(rank.rank for rank in report.ranks if rank.shared_gpu)
+        title += f" ({_SHARED}, {sharing}: comparable with nothing)"
     table = _table(console, title, "rank", *phases)
     for rank in report.ranks:
-        mark = f" {_SHARED}" if rank.shared_gpu else ""
-        times = [f"{rank.wall_s[phase]:.3f}{mark}" if phase in rank.wall_s else "-" for phase in phases]
+        times = [f"{rank.wall_s[phase]:.3f}" if phase in rank.wall_s else "-" for phase in phases]
         table.add_row(str(rank.rank), *times)
     console.print(table)
     if report.launcher_wall_s:
-        mark = f" ({_SHARED})" if report.shares_gpu else ""
-        parts = ", ".join(f"{name} {seconds:.3f}" for name, seconds in report.launcher_wall_s.items())
-        console.print(f"launcher: {parts}{mark}")
+        own = report.launcher_wall_s
+        names = [name for name in _LAUNCHER_PHASES if name in own] + sorted(set(own) - set(_LAUNCHER_PHASES))
+        console.print(f"launcher: {', '.join(f'{name} {own[name]:.3f}' for name in names)}")
     console.print()
 
 
@@ -271,4 +316,12 @@ def _lines(console: Console, title: str, lines: Sequence[str], at_most: int) -> 
 
 def _verdict(console: Console, report: RunReport) -> None:
     console.print(_marked(report.verdict, report.witness.reason))
-    console.print(Text.assemble(("next: ", "dim"), report.next_command))
+    console.print(Text.assemble(("next: ", "dim"), _as_typed(report.next_command)), soft_wrap=True)
+
+
+def _as_typed(command: str) -> str:
+    """Name the program as it was named just now where its bare name would not be found (a .venv not activated)."""
+    program = sys.argv[0]
+    if command.split(" ", 1)[0] != PROGRAM or Path(program).name != PROGRAM or shutil.which(PROGRAM):
+        return command
+    return shlex.quote(program) + command.removeprefix(PROGRAM)
