@@ -162,7 +162,8 @@ def _next_command(bundle: RunBundle, witness: WitnessSummary) -> str:
     if witness.verdict in (Verdict.PASS, Verdict.FAIL):
         return f"{PROGRAM} show {shlex.quote(str(bundle.path))} --json"
     records = [readable_rank_file(bundle, rank) for rank in bundle.ranks]
-    if any(record is not None and record.collector.state == "off" for record in records):
+    wanted_off = "--no-collector" in again and bundle.run.device_kind == "cuda"
+    if not wanted_off and any(record is not None and record.collector.state == "off" for record in records):
         return f"{PROGRAM} doctor"
     open_reasons = [cell.finding.reason for cell in witness.cells if cell.finding.verdict is witness.verdict]
     if any("not exercised" in reason for reason in open_reasons):

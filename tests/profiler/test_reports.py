@@ -180,6 +180,15 @@ def test_the_next_command_records_again_what_was_left_out_and_writes_over_nothin
     assert report.next_command == "alphamoe-trace --ranks 2 --prompt gsm8k:17 --seed 3"
 
 
+def test_a_run_whose_collector_was_switched_off_is_to_be_recorded_again_with_it(tmp_path: Path) -> None:
+    def damage(content: RankContent) -> None:
+        no_cuda(content)
+        content.collector |= {"reason": "switched off with --no-collector"}
+
+    argv = ("alphamoe-trace", "--prompt", "gsm8k:17", "--no-collector")
+    assert inspected(tmp_path, damage, run={"argv": argv}).next_command == "alphamoe-trace --prompt gsm8k:17"
+
+
 def test_a_dispatch_of_a_forbidden_kernel_is_noted_where_nothing_can_be_witnessed(tmp_path: Path) -> None:
     def damage(content: RankContent) -> None:
         fall_back(content)
