@@ -83,6 +83,8 @@ class TraceSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     rank: int | None = None
     """As the file states it. Null when it does not: never a guess, never a device index."""
     rank_source: RankSource | None = None
+    name_rank: int | None = None
+    """What the file's name says, also where ``rank`` was read inside the file: the two may disagree."""
     world_size: int | None = None
     whole: bool = True
     """The file was written to its end and can prove absence as far as its records go."""

@@ -1,0 +1,270 @@
+"""One piece of a trace's event array, decoded into columns.
+
+Values stay text (:class:`msgspec.Raw`) until they are needed: most of a trace (host operators, Python frames, flow
+arrows) is only checked for being valid JSON. Repeated values of a record (name, shape, stream, ...) are looked up
+together as one *kind*, so that a kernel costs one dictionary lookup.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from alphamoe_tracers.kineto_numbers import Int64s, read_numbers
+
+Raw = msgspec.Raw
+_ABSENT = Raw(b"")
+_SEPARATOR = b"\0"  # cannot occur in valid JSON text
+
+_LATEST_NS = 1 << 62
+
+KERNEL_CATEGORIES = frozenset({"kernel"})
+TRANSFER_CATEGORIES = frozenset({"gpu_memcpy", "gpu_memset", "memcpy", "memset"})
+API_CATEGORIES = frozenset({"cuda_runtime", "cuda_driver", "runtime", "driver", "hip_runtime", "hip_api"})
+ANNOTATION_CATEGORIES = frozenset({"user_annotation", "nvtx"})
+
+KERNEL_FIELDS = ("pid", "tid", "name", "device", "context", "stream", "grid", "block", "registers", "shared", "cluster")
+TRANSFER_FIELDS = ("pid", "tid", "name", "device", "stream", "category")
+CALL_FIELDS = ("pid", "tid", "name")
+
+
+class Args(msgspec.Struct, gc=False):
+    """The fields of an event's arguments that matter here."""
+
+    device: Raw = _ABSENT
+    context: Raw = _ABSENT
+    stream: Raw = _ABSENT
+    correlation: Raw = _ABSENT
+    grid: Raw = _ABSENT
+    block: Raw = _ABSENT
+    cluster: Raw = _ABSENT
+    bytes: Raw = _ABSENT
+    registers: Raw = msgspec.field(default=_ABSENT, name="registers per thread")
+    shared: Raw = msgspec.field(default=_ABSENT, name="shared memory")
+    graph: Raw = msgspec.field(default=_ABSENT, name="graph id")
+    node: Raw = msgspec.field(default=_ABSENT, name="graph node id")
+    name: Raw = _ABSENT
+    labels: Raw = _ABSENT
+
+
+class Event(msgspec.Struct, gc=False):
+    """The fields of a trace event that matter here, undecoded but for its phase and category."""
+
+    ph: str = ""
+    cat: str = ""
+    name: Raw = _ABSENT
+    pid: Raw = _ABSENT
+    tid: Raw = _ABSENT
+    ts: Raw = _ABSENT
+    dur: Raw = _ABSENT
+    args: Args | None = None
+
+
+class _AnyEvent(msgspec.Struct, gc=False):
+    """The same where nothing is known of any value."""
+
+    ph: Raw = _ABSENT
+    cat: Raw = _ABSENT
+    name: Raw = _ABSENT
+    pid: Raw = _ABSENT
+    tid: Raw = _ABSENT
+    ts: Raw = _ABSENT
+    dur: Raw = _ABSENT
+    args: Raw = _ABSENT
+
+
+_EVENTS = msgspec.json.Decoder(list[Event])
+_ITEMS = msgspec.json.Decoder(list[Raw])
+_ANY_EVENT = msgspec.json.Decoder(_AnyEvent)
+_ARGS: msgspec.json.Decoder[Args | None] = msgspec.json.Decoder(Args | None)
+_NO_ARGS = Args()
+
+
+@dataclass
+class Rows:
+    """Records of one table: codes of their kinds, and what differs from record to record."""
+
+    kinds: list[bytes]
+    """Distinct combinations of the table's fields, as JSON text joined with NUL, in order of appearance."""
+    codes: npt.NDArray[np.int32]
+    """[n] index into ``kinds``."""
+    start_ns: Int64s
+    end_ns: Int64s
+    """[n] with start and end both 0 where the record has no usable time."""
+    correlation: Int64s
+    """[n], 0 for none."""
+    extra: dict[str, Int64s] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+
+@dataclass
+class ChunkRows:
+    """What one piece of the event array holds."""
+
+    kernels: Rows | None = None
+    transfers: Rows | None = None
+    calls: Rows | None = None
+    annotations: Rows | None = None
+    marks: Rows | None = None
+    """Begin and end events; ``extra["is_end"]`` tells them apart, ``start_ns`` is their time."""
+    labels: list[tuple[bytes, str]] = field(default_factory=list)
+    """Labels with a bracket that metadata gives to processes: (pid as JSON text, label)."""
+    events: Counter[str] = field(default_factory=Counter)
+    odd: Counter[str] = field(default_factory=Counter)
+    """Records with something wrong in them, by what it is."""
+
+
+def parse_events(text: bytes) -> ChunkRows:
+    """Decode a JSON array of trace events.
+
+    Raises:
+        msgspec.DecodeError: the text is not valid JSON; the message names the byte.
+        RecursionError: it is nested too deeply.
+    """
+    chunk = ChunkRows()
+    try:
+        events = _EVENTS.decode(text)
+    except msgspec.DecodeError as error:
+        # Two kinds of error are about values, not about JSON: their records can still be told apart.
+        if not isinstance(error, msgspec.ValidationError) and "UTF-8" not in str(error):
+            raise
+        events = _tolerant(text, chunk.odd)
+    complete = Counter([event.cat for event in events if event.ph == "X"])
+    chunk.events.update({category or "(none)": count for category, count in complete.items()})
+    if len(events) > complete.total():
+        others = [event for event in events if event.ph != "X"]
+        _other_phases(others, chunk)
+    tables: dict[str, str] = {}
+    for category in complete:
+        table = _table_of(category.lower())
+        if table is not None:
+            tables[category] = table
+    wanted = [event for event in events if event.cat in tables and event.ph == "X"]
+    by_table = {table: [e for e in wanted if tables[e.cat] == table] for table in set(tables.values())}
+    if kernels := by_table.get("kernels"):
+        chunk.kernels = _device_rows(kernels, _kernel_kinds(kernels), ("graph", "node"), chunk.odd)
+    if transfers := by_table.get("transfers"):
+        chunk.transfers = _device_rows(transfers, _transfer_kinds(transfers), ("bytes", "node"), chunk.odd)
+    if calls := by_table.get("calls"):
+        chunk.calls = _device_rows(calls, _call_kinds(calls), (), chunk.odd)
+    if annotations := by_table.get("annotations"):
+        chunk.annotations = _rows(annotations, _call_kinds(annotations), chunk.odd)
+    return chunk
+
+
+def text_of(token: bytes) -> str:
+    """Return a string's content (bytes that are not UTF-8 replaced), or any other JSON value as it is written."""
+    if not token.startswith(b'"'):
+        return token.decode("utf-8", "replace")
+    if b"\\" not in token:
+        return token[1:-1].decode("utf-8", "replace")
+    return msgspec.json.decode(token.decode("utf-8", "replace"), type=str)
+
+
+def _table_of(category: str) -> str | None:
+    if category in KERNEL_CATEGORIES:
+        return "kernels"
+    if category in TRANSFER_CATEGORIES:
+        return "transfers"
+    if category in API_CATEGORIES:
+        return "calls"
+    return "annotations" if category in ANNOTATION_CATEGORIES else None
+
+
+def _tolerant(text: bytes, odd: Counter[str]) -> list[Event]:
+    """Decode event by event where one of them is no object, or a value in it is not of the usual type."""
+    events = []
+    for item in _ITEMS.decode(text):
+        try:
+            event = _ANY_EVENT.decode(item)
+        except msgspec.ValidationError:
+            odd["records that are no objects"] += 1
+            continue
+        try:
+            args = _ARGS.decode(event.args) if event.args is not _ABSENT else None
+        except msgspec.ValidationError:
+            odd["records whose args are no object"] += 1
+            args = None
+        phase, category = text_of(bytes(event.ph)), text_of(bytes(event.cat))
+        events.append(Event(phase, category, event.name, event.pid, event.tid, event.ts, event.dur, args))
+    return events
+
+
+def _other_phases(others: Iterable[Event], chunk: ChunkRows) -> None:
+    """Count what is no complete event, and keep rank labels, begin and end events."""
+    phases = Counter([event.ph for event in others])
+    chunk.events.update({f"ph={phase}": count for phase, count in phases.items()})
+    if "M" in phases:
+        for event in others:
+            if event.ph == "M" and event.args is not None:
+                label = text_of(bytes(event.args.labels) or bytes(event.args.name))
+                if "[" in label:
+                    chunk.labels.append((bytes(event.pid), label))
+    if "B" in phases or "E" in phases:
+        marks = [event for event in others if event.ph in ("B", "E") and _table_of(event.cat.lower()) != "kernels"]
+        if marks:
+            chunk.marks = _rows(marks, _call_kinds(marks), chunk.odd, durations=False)
+            chunk.marks.extra["is_end"] = np.array([mark.ph == "E" for mark in marks], np.int64)
+
+
+def _kernel_kinds(events: Sequence[Event]) -> list[bytes]:
+    return [
+        _SEPARATOR.join(
+            (e.pid, e.tid, e.name, a.device, a.context, a.stream, a.grid, a.block, a.registers, a.shared, a.cluster)
+        )
+        for e in events
+        for a in (e.args or _NO_ARGS,)
+    ]
+
+
+def _transfer_kinds(events: Sequence[Event]) -> list[bytes]:
+    return [
+        _SEPARATOR.join((e.pid, e.tid, e.name, a.device, a.stream, e.cat.lower().encode()))
+        for e in events
+        for a in (e.args or _NO_ARGS,)
+    ]
+
+
+def _call_kinds(events: Sequence[Event]) -> list[bytes]:
+    return [_SEPARATOR.join((e.pid, e.tid, e.name)) for e in events]
+
+
+def _device_rows(events: list[Event], keys: list[bytes], numbers: tuple[str, ...], odd: Counter[str]) -> Rows:
+    rows = _rows(events, keys, odd)
+    args = [event.args or _NO_ARGS for event in events]
+    rows.correlation = np.maximum(read_numbers([a.correlation for a in args], 0).values, 0)
+    for name in numbers:
+        tokens = [getattr(a, name) for a in args]
+        if any(map(len, tokens)):
+            rows.extra[name] = np.maximum(read_numbers(tokens, 0).values, 0)
+    return rows
+
+
+def _rows(events: list[Event], keys: list[bytes], odd: Counter[str], *, durations: bool = True) -> Rows:
+    codes: dict[bytes, int] = {}
+    numbered = [codes.setdefault(key, len(codes)) for key in keys]
+    start = read_numbers([event.ts for event in events], 3)
+    timed, duration_ns, finer = start.known, np.zeros(len(events), np.int64), start.finer
+    if durations:
+        duration = read_numbers([event.dur for event in events], 3)
+        timed, duration_ns, finer = timed & duration.known, duration.values, finer + duration.finer
+    end_ns = start.values + duration_ns
+    # Beyond this (the year 2116) no clock goes, and a time base may still be added to a stored time.
+    for values in (start.values, duration_ns, end_ns):
+        timed = timed & (np.abs(values) < _LATEST_NS)
+    odd["times finer than a nanosecond, rounded down"] += finer
+    odd["records without a readable time"] += len(events) - int(timed.sum())
+    return Rows(
+        kinds=list(codes),
+        codes=np.array(numbered, np.int32),
+        start_ns=np.where(timed, start.values, 0),
+        end_ns=np.where(timed, end_ns, 0),
+        correlation=np.zeros(len(events), np.int64),
+    )
