@@ -22,6 +22,7 @@ from alphamoe_profiler.submissions import SubmissionTable, submission_table
 from alphamoe_profiler.windows import SENTINEL_PREFIX, WindowBounds, window_bounds
 from alphamoe_tracers.columns import column, texts
 from alphamoe_tracers.graph_nodes import one_row_a_node
+from alphamoe_tracers.ranges import DOMAIN
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -91,6 +92,10 @@ class AttributedKernels:
 
 def attribute(bundle: RunBundle, rank: int) -> AttributedKernels:
     """Attribute every kernel of one rank. Reads the rank's files and nothing else; ranks are never joined by ids."""
+    if bundle.run.kind == "imported":
+        from alphamoe_profiler.import_attribution import attribute_imported
+
+        return attribute_imported(bundle, rank)
     read = bundle.read_table("kernels", rank)
     kernels = read.table
     frame = _with_symbols(kernels, bundle.table("symbols", rank))
@@ -206,11 +211,11 @@ def _add_times(frame: pd.DataFrame) -> None:
 class _Launches:
     """Launch rows of one rank by (process, correlation id)."""
 
-    def __init__(self, table: pa.Table, ranges: pa.Table) -> None:
+    def __init__(self, table: pa.Table, ranges: pa.Table, domain: str | None = DOMAIN) -> None:
         process, correlation = column(table, "process"), column(table, "correlation_id")
         self._start = column(table, "start_ns")
         self._api = pd.Categorical(texts(table, "api"))
-        self.paths = range_paths(ranges, process, column(table, "thread"), self._start)
+        self.paths = range_paths(ranges, process, column(table, "thread"), self._start, domain)
         # Id 0 means "no correlation" and is never a join key. The first launch in time holds an id that occurs twice.
         order = np.argsort(self._start, kind="stable")
         keyed = order[correlation[order] != 0]

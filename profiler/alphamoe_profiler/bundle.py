@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from alphamoe_profiler.bundle_files import decode_json, inside, read_json
+from alphamoe_profiler.bundle_files import decode_json, inside, read_json, refuse_integers
 from alphamoe_profiler.bundle_writer import BundleWriter
+from alphamoe_profiler.import_records import ImportedStep
 from alphamoe_profiler.run_records import (
     GeometryInfo,
     GpuInfo,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from alphamoe_profiler.tables import TableRead
     from alphamoe_tracers.receipts import ReceiptFile
+    from alphamoe_tracers.sglang_log import LoggedLine
 
 __all__ = [
     "BundleWriter",
@@ -51,6 +53,9 @@ __all__ = [
 
 
 T = TypeVar("T")
+
+MAX_WORLD_SIZE = 4096
+"""No tensor-parallel run has more ranks; a damaged number must not make a reader count to a billion."""
 
 
 class _Version(msgspec.Struct):
@@ -94,8 +99,8 @@ class RunBundle:
         if version < 1:
             raise EvidenceError(f"{document}: schema version {version} has never existed")
         run = read_json(document, RunInfo)
-        if run.world_size < 1:
-            raise EvidenceError(f"{document}: world size {run.world_size}")
+        if not 1 <= run.world_size <= MAX_WORLD_SIZE:
+            raise EvidenceError(f"{document}: world size {run.world_size}", f"a run has 1 to {MAX_WORLD_SIZE} ranks")
         return cls(root, run)
 
     @property
@@ -150,6 +155,24 @@ class RunBundle:
         """
         return self._lines(f"modules/rank={self._rank_checked(rank)}.jsonl", ModuleRecord)
 
+    def steps(self, rank: int) -> list[ImportedStep]:
+        """Return the step annotations of an imported rank.
+
+        Raises:
+            EvidenceError: a line is damaged.
+        """
+        return self._lines(f"steps/rank={self._rank_checked(rank)}.jsonl", ImportedStep)
+
+    def dispatch_log(self, rank: int) -> list[LoggedLine]:
+        """Return what an imported server log says that a rank dispatched: sets, never counts.
+
+        Raises:
+            EvidenceError: a line is damaged.
+        """
+        from alphamoe_tracers.sglang_log import LoggedLine
+
+        return self._lines(f"dispatch_log/rank={self._rank_checked(rank)}.jsonl", LoggedLine)
+
     def requests(self) -> list[RequestRecord]:
         """Return the served requests. A last line without its end was cut and is left out.
 
@@ -167,13 +190,20 @@ class RunBundle:
         if self._rank_checked(rank) not in self._rank_files:
             path = inside(self.path, f"ranks/{rank}.json")
             try:
-                self._rank_files[rank] = read_json(path, RankFile) if path.is_file() else None
+                self._rank_files[rank] = self._read_rank_file(path) if path.is_file() else None
             except EvidenceError as error:
                 self._rank_files[rank] = error
         found = self._rank_files[rank]
         if isinstance(found, EvidenceError):
             raise found
         return found
+
+    def _read_rank_file(self, path: Path) -> RankFile:
+        record = read_json(path, RankFile)
+        refuse_integers(record, 0, str(path))  # counts, sizes, times and ids: none is ever below 0
+        if record.sm_count == 0 or record.schema_version == 0:
+            raise EvidenceError(f"{path}: a number in it is 0 and cannot be", "the file is damaged")
+        return record
 
     def outcome(self) -> RunOutcome | None:
         """Return outcome.json, or None where the launcher did not live to write it.
@@ -189,16 +219,31 @@ class RunBundle:
         if not path.is_file():
             return []
         records = []
-        with path.open("rb") as stream:
-            for number, line in enumerate(stream, start=1):
-                if line.endswith(b"\n"):
-                    records.append(decode_json(line, kind, f"{path}:{number}"))
+        try:
+            with path.open("rb") as stream:
+                for number, line in enumerate(stream, start=1):
+                    if line.endswith(b"\n"):
+                        records.append(decode_json(line, kind, f"{path}:{number}"))
+        except OSError as error:
+            raise EvidenceError(f"{path}: {error.strerror or error}", "was the run cut short?") from error
         return records
+
+    def cut_line(self, relative: str) -> bool:
+        """Say whether a JSON Lines file ends inside a line: its writer was killed, or it was truncated."""
+        path = inside(self.path, relative)
+        try:
+            with path.open("rb") as stream:
+                if not stream.seek(0, 2):
+                    return False
+                stream.seek(-1, 2)
+                return stream.read(1) != b"\n"
+        except OSError:
+            return False
 
     def contradictions(self) -> list[str]:
         """Say which files contradict each other: such a bundle is a usage error and nothing of it is judged.
 
-        Two files for one rank, a name against its content, parts of another run, one file under two ranks' names.
+        Two files for one rank, a name against its content, parts of another run, one rank under two names.
         """
         from alphamoe_profiler.bundle_check import contradictions
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alphamoe_profiler.bundle_files import inside, rank_of_name, sha256_of
+import msgspec
+import numpy as np
+
+from alphamoe_profiler.bundle_files import inside, rank_of_name, read_json, sha256_of
+from alphamoe_profiler.windows import readable_rank_file
+from alphamoe_tracers.columns import column
 from alphamoe_tracers.errors import AlphaMoEError, EvidenceError, UsageError
-from alphamoe_tracers.records import TABLES
+from alphamoe_tracers.records import SCHEMA_VERSION, TABLES
 
 if TYPE_CHECKING:
     from alphamoe_profiler.bundle import RunBundle
@@ -24,22 +31,38 @@ def check(bundle: RunBundle) -> list[str]:
     problems = contradictions(bundle)
     for rank in bundle.ranks:
         problems += bundle.rank_problems(rank)
+    return [*problems, *_outcome(bundle), *_served(bundle)]
+
+
+def _outcome(bundle: RunBundle) -> list[str]:
+    """Say how the launcher's account of the run is incomplete."""
     try:
         outcome = bundle.outcome()
-        if outcome is None:
-            problems.append("no outcome.json, the launcher was cut short")
-        elif outcome.run_id != bundle.run.run_id:
-            problems.append(f"outcome.json: of run {outcome.run_id}, not of this run {bundle.run.run_id}")
-        for end in outcome.ranks if outcome else ():
-            if end.exit_code != 0 or end.signal:
-                problems.append(f"rank {end.rank}: its process ended with {end.signal or f'exit code {end.exit_code}'}")
     except EvidenceError as error:
-        problems.append(str(error))
+        return [str(error)]
+    if outcome is None:
+        return ["no outcome.json, the launcher was cut short"]
+    problems = []
+    for end in outcome.ranks:
+        if end.exit_code != 0 or end.signal:
+            problems.append(f"rank {end.rank}: its process ended with {end.signal or f'exit code {end.exit_code}'}")
+    if not outcome.complete and not problems:
+        problems.append(f"outcome.json: the run was cut short: {outcome.error or 'no reason given'}")
+    told = Counter(end.rank for end in outcome.ranks)
+    problems += [f"outcome.json: it does not say how rank {rank} ended" for rank in bundle.ranks if not told[rank]]
+    problems += [
+        f"outcome.json: it says {count} times how rank {rank} ended" for rank, count in told.items() if count > 1
+    ]
+    return problems
+
+
+def _served(bundle: RunBundle) -> list[str]:
+    """Say what is wrong with requests.jsonl; whether the requests finished is judged elsewhere."""
     try:
         bundle.requests()
     except EvidenceError as error:
-        problems.append(str(error))
-    return problems
+        return [str(error)]
+    return ["requests.jsonl ends inside a line, it was cut"] if bundle.cut_line("requests.jsonl") else []
 
 
 def rank_problems(bundle: RunBundle, rank: int) -> list[str]:
@@ -49,7 +72,8 @@ def rank_problems(bundle: RunBundle, rank: int) -> list[str]:
     try:
         record = bundle.rank_file(rank)
         if record is None:
-            problems.append(f"rank {rank}: no ranks/{rank}.json, it was cut short")
+            why = "no trace was imported for it" if bundle.run.kind == "imported" else "it was cut short"
+            problems.append(f"rank {rank}: no ranks/{rank}.json, {why}")
         elif record.ended != "complete":
             problems.append(f"rank {rank}: it ended by {record.ended}: {record.error or 'no reason recorded'}")
     except EvidenceError as error:
@@ -61,7 +85,10 @@ def rank_problems(bundle: RunBundle, rank: int) -> list[str]:
             problems.append(f"rank {rank}: {error}")
             continue
         problems += [f"rank {rank}: {problem}" for problem in read.problems]
-        written = record.collector.rows.get(name) if record else None
+        rows = {} if record is None else (record.collector.rows if record.collector is not None else record.rows)
+        written = rows.get(name)
+        if record is not None and written is None and read.table.num_rows:
+            problems.append(f"rank {rank}: ranks/{rank}.json does not say how many rows of {name} were written")
         if written is not None and read.table.num_rows + read.duplicates < written:
             problems.append(f"rank {rank}: {name} has {read.table.num_rows} rows of {written} that were written")
     receipts = bundle.receipts(rank)
@@ -73,11 +100,25 @@ def rank_problems(bundle: RunBundle, rank: int) -> list[str]:
         problems.append(f"rank {rank}: {lines} receipts of {record.receipts} that were written")
     try:
         bundle.modules(rank)
+        if bundle.cut_line(f"modules/rank={rank}.jsonl"):
+            problems.append(f"rank {rank}: modules/rank={rank}.jsonl ends inside a line, it was cut")
     except EvidenceError as error:
         problems.append(f"rank {rank}: {error}")
     if record is not None:
         problems += [f"rank {rank}: {problem}" for problem in _hashes(bundle.path, record.sha256)]
+        problems += [f"rank {rank}: {problem}" for problem in _unlisted(bundle.path, rank, record.sha256)]
     return problems
+
+
+def _unlisted(root: Path, rank: int, recorded: dict[str, str]) -> Iterator[str]:
+    """Yield evidence of a rank that its rank file does not vouch for: a file that was added, or a hash that is gone."""
+    found = [f"{name}/rank={rank}.jsonl" for name in ("modules", "receipts")]
+    for name in TABLES:
+        directory = root / name / f"rank={rank}"
+        found += [f"{name}/rank={rank}/{path.name}" for path in sorted(directory.glob("part-*.parquet"))]
+    for relative in found:
+        if relative not in recorded and (root / relative).is_file():
+            yield f"{relative} is not among the files that ranks/{rank}.json lists"
 
 
 def _hashes(root: Path, recorded: dict[str, str]) -> Iterator[str]:
@@ -88,7 +129,8 @@ def _hashes(root: Path, recorded: dict[str, str]) -> Iterator[str]:
             yield str(error)
             continue
         try:
-            found = sha256_of(path)
+            # A pipe or a device would block, or never end.
+            found = sha256_of(path) if path.is_file() or not path.exists() else "not a file"
         except OSError as error:
             yield f"{relative} cannot be read: {error.strerror}"
             continue
@@ -98,7 +140,7 @@ def _hashes(root: Path, recorded: dict[str, str]) -> Iterator[str]:
 
 def _names(bundle: RunBundle) -> Iterator[str]:
     """Yield names that give a rank in another spelling, or a rank that the run does not have."""
-    for folder in (*TABLES, "modules", "receipts", "captures", "ranks"):
+    for folder in (*TABLES, "modules", "receipts", "steps", "dispatch_log", "captures", "ranks"):
         directory = bundle.path / folder
         for entry in sorted(directory.iterdir()) if directory.is_dir() else []:
             if entry.name.endswith(".tmp") or entry.name.startswith("."):
@@ -111,16 +153,24 @@ def _names(bundle: RunBundle) -> Iterator[str]:
                 yield f"{shown}: the run has ranks 0 to {bundle.world_size - 1}"
 
 
+class _Version(msgspec.Struct):
+    schema_version: int = 1
+
+
 def _identities(bundle: RunBundle) -> Iterator[str]:
-    """Yield files whose content belongs to another rank, another run or another world size."""
+    """Yield files whose content belongs to another rank, another run, another world size or a newer format."""
     run = bundle.run
     for rank in bundle.ranks:
+        shown = f"ranks/{rank}.json"
+        newer = _newer(bundle, shown)
+        if newer is not None:
+            yield f"{shown}: schema version {newer} is newer than {SCHEMA_VERSION}, the newest known here"
+            continue
         try:
             record = bundle.rank_file(rank)
         except EvidenceError:
             record = None
         if record is not None:
-            shown = f"ranks/{rank}.json"
             if record.rank != rank:
                 yield f"{shown}: the file says rank {rank}, its content says rank {record.rank}"
             if record.run_id != run.run_id:
@@ -134,22 +184,56 @@ def _identities(bundle: RunBundle) -> Iterator[str]:
             yield f"receipts/rank={rank}.jsonl: the file says rank {rank}, its content says rank {other_ranks[0]}"
         if other_runs:
             yield f"receipts/rank={rank}.jsonl: of run {other_runs[0]}, not of this run {run.run_id} (a stale file?)"
+    try:
+        outcome = bundle.outcome()
+    except EvidenceError:  # told by check()
+        outcome = None
+    if outcome is not None and outcome.run_id != run.run_id:
+        yield f"outcome.json: of run {outcome.run_id}, not of this run {run.run_id} (a stale file?)"
+
+
+def _newer(bundle: RunBundle, relative: str) -> int | None:
+    """Return the schema version of a document where it is newer than this program; its other fields are unknown then."""
+    path = inside(bundle.path, relative)
+    try:
+        version = read_json(path, _Version).schema_version if path.is_file() else SCHEMA_VERSION
+    except EvidenceError:
+        return None
+    return version if version > SCHEMA_VERSION else None
 
 
 def _copies(bundle: RunBundle) -> Iterator[str]:
-    """Yield kernel parts that are byte for byte one file under two ranks' names: ranks never have equal timestamps."""
-    by_size: dict[int, list[tuple[int, Path]]] = {}
+    """Yield kernels that stand under two ranks' names: two processes never have the same records.
+
+    The records are compared and not the files: a copy that was written again is a copy still.
+    """
+    pids = _pids(bundle)
+    seen: dict[str, int] = {}
     for rank in bundle.ranks:
-        directory = bundle.path / "kernels" / f"rank={rank}"
-        for path in sorted(directory.glob("part-*.parquet")) if directory.is_dir() else []:
-            by_size.setdefault(path.stat().st_size, []).append((rank, path))
-    for group in by_size.values():
-        if len({rank for rank, _ in group}) < 2:
+        shown = f"kernels/rank={rank}"
+        table = bundle.read_table("kernels", rank).table
+        if not table.num_rows:
             continue
-        seen: dict[str, tuple[int, Path]] = {}
-        for rank, path in group:
-            digest = sha256_of(path)
-            first_rank, first = seen.setdefault(digest, (rank, path))
-            if first_rank != rank and bundle.read_table("kernels", rank).table.num_rows:
-                names = [p.relative_to(bundle.path).as_posix() for p in (first, path)]
-                yield f"{names[0]} and {names[1]} are the same file (sha256 {digest[:12]}): one rank under two names"
+        digest = hashlib.sha256()
+        for name in ("process", "start_ns", "end_ns", "correlation_id"):
+            digest.update(column(table, name).tobytes())
+        first = seen.setdefault(digest.hexdigest(), rank)
+        if first != rank:
+            yield f"kernels/rank={first} and {shown} hold the same records: one rank under two names"
+            continue
+        processes = set(np.unique(column(table, "process")).tolist())
+        others = {pid: other for pid, other in pids.items() if other != rank and pid in processes}
+        if others and not any(pids.get(pid) == rank for pid in processes):
+            pid, other = next(iter(others.items()))
+            yield f"{shown}: the file says rank {rank}, its kernels are of process {pid}, which is rank {other}"
+
+
+def _pids(bundle: RunBundle) -> dict[int, int]:
+    """Return the rank of each process id; nothing where two ranks have one (each in a container of its own)."""
+    found: dict[int, int] = {}
+    for rank in bundle.ranks:
+        record = readable_rank_file(bundle, rank)
+        # An imported rank has no process id of its own: its tables hold those of the trace.
+        if record is not None and record.pid is not None and found.setdefault(record.pid, rank) != rank:
+            return {}
+    return found

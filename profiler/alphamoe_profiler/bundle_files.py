@@ -15,11 +15,13 @@ from typing import Any, BinaryIO, TypeVar
 import msgspec
 
 from alphamoe_tracers.errors import EvidenceError, UsageError
+from alphamoe_tracers.strict_json import INT64_MAX, integers_outside, repeated_key
 
 T = TypeVar("T")
 
 MAX_JSON_BYTES = 64 << 20
 """A JSON document of a bundle is small; anything above this is not one of ours."""
+_DAMAGED = "the file is damaged or was written by something else"
 _RANK_NAME = re.compile(r"rank=(0|[1-9][0-9]{0,5})(\.jsonl)?\Z")
 _RANK_FILE_NAME = re.compile(r"(0|[1-9][0-9]{0,5})\.json\Z")
 
@@ -123,12 +125,28 @@ def decode_json(text: bytes, kind: type[T], where: str) -> T:
     """Decode one JSON document strictly.
 
     Raises:
-        EvidenceError: it is malformed (with the byte where msgspec gives one) or not of this kind.
+        EvidenceError: it is malformed (with the byte where msgspec gives one), not of this kind, holds a key twice, or
+            holds an integer of more than 64 bits.
     """
     try:
-        return msgspec.json.decode(text, type=kind, strict=True)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise EvidenceError(f"{where}: {error}", "the file is damaged or was written by something else") from error
+        record = msgspec.json.decode(text, type=kind, strict=True)
+        repeated = repeated_key(text)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise EvidenceError(f"{where}: {error}", _DAMAGED) from error
+    if repeated is not None:
+        raise EvidenceError(f"{where}: the key {repeated!r} is there twice", _DAMAGED)
+    refuse_integers(record, -INT64_MAX - 1, where)
+    return record
+
+
+def refuse_integers(record: Any, least: int, where: str) -> None:
+    """Raise when a record holds an integer below ``least`` or of more than 64 bits.
+
+    Raises:
+        EvidenceError: with the path of the first such value.
+    """
+    for problem in integers_outside(msgspec.to_builtins(record), least):
+        raise EvidenceError(f"{where}: {problem}", _DAMAGED)
 
 
 def sha256_of(path: Path) -> str:

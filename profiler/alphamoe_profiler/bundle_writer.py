@@ -19,7 +19,19 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _OWN_NAMES = frozenset(
-    {*TABLES, "modules", "receipts", "captures", "ranks", "reports", "run.json", "requests.jsonl", "outcome.json"}
+    {
+        *TABLES,
+        "modules",
+        "receipts",
+        "steps",
+        "dispatch_log",
+        "captures",
+        "ranks",
+        "reports",
+        "run.json",
+        "requests.jsonl",
+        "outcome.json",
+    }
 )
 
 
@@ -171,7 +183,7 @@ class BundleWriter:
         """Return the SHA-256 of each file of one rank by its path relative to the bundle, sorted."""
         roots = [self.table_dir(name, rank) for name in (*TABLES, "captures")]
         files = [path for root in roots if root.is_dir() for path in root.rglob("*") if path.is_file()]
-        files += [self.path / f"{name}/rank={rank}.jsonl" for name in ("modules", "receipts")]
+        files += [self.path / f"{name}/rank={rank}.jsonl" for name in ("modules", "receipts", "steps", "dispatch_log")]
         kept = [path for path in files if path.is_file() and not path.name.endswith(".tmp")]
         return {path.relative_to(self.path).as_posix(): sha256_of(path) for path in sorted(kept)}
 

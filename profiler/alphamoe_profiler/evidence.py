@@ -54,8 +54,10 @@ def gather(bundle: RunBundle) -> Evidence:
     if contradictions:
         more = f" (and {len(contradictions) - 1} more)" if len(contradictions) > 1 else ""
         raise UsageError(f"{bundle.path}: {contradictions[0]}{more}", "record the run again into an empty directory")
-    required = required_symbols(bundle.run.moe_runner_backend)
-    forbidden = forbidden_symbols(bundle.run.moe_runner_backend)
+    backend = bundle.run.moe_runner_backend
+    # An imported trace does not say which backend was asked for: nothing is required of it until a rule is.
+    required = required_symbols(backend) if backend is not None else ()
+    forbidden = forbidden_symbols(backend) if backend is not None else ()
     receipts = {rank: bundle.receipts(rank).receipts for rank in bundle.ranks}
     kernels = {rank: attribute(bundle, rank) for rank in bundle.ranks}
     for own in kernels.values():

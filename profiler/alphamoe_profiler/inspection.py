@@ -79,6 +79,10 @@ class RunReport:
     """Everything that ``RunBundle.check`` found."""
     next_command: str
     """What to type next."""
+    ran: pd.DataFrame | None = None
+    """Of an imported run: symbol, class and one column a rank with kernel counts."""
+    by_bucket: pd.DataFrame | None = None
+    """Of an import with buckets: kernels by full name and bucket."""
 
     @property
     def verdict(self) -> Verdict:
@@ -110,12 +114,29 @@ def inspect_run(bundle: RunBundle) -> RunReport:
         witness=witness,
         ranks=tuple(_rank(evidence, rank) for rank in bundle.ranks),
         moe=moe_counts(evidence),
-        m_buckets=tuple(buckets(evidence.receipts, evidence.frames)),
+        m_buckets=tuple(_m_buckets(evidence)),
         requests=requests,
         launcher_wall_s=dict(outcome.wall_s) if outcome else {},
         problems=tuple(bundle.check()),
         next_command=_next_command(bundle, witness),
+        **_imported(evidence),
     )
+
+
+def _imported(evidence: Evidence) -> dict[str, pd.DataFrame]:
+    if evidence.bundle.run.kind != "imported":
+        return {}
+    from alphamoe_profiler.import_summary import symbols_by_bucket, symbols_by_rank
+
+    return {"ran": symbols_by_rank(evidence.frames), "by_bucket": symbols_by_bucket(evidence.frames)}
+
+
+def _m_buckets(evidence: Evidence) -> list[MBuckets]:
+    if evidence.bundle.run.kind == "imported":
+        from alphamoe_profiler.import_summary import imported_buckets
+
+        return imported_buckets(evidence)
+    return buckets(evidence.receipts, evidence.frames)
 
 
 def _rank(evidence: Evidence, rank: int) -> RankReport:
@@ -130,6 +151,8 @@ def _rank(evidence: Evidence, rank: int) -> RankReport:
     collector = "unknown"
     if record is not None:
         collector = "on" if proof.collector_off is None else f"off: {proof.collector_off}"
+        if record.collector is None and proof.collector_off is None:
+            collector = ", ".join(dict.fromkeys(f"imported {item.format}" for item in record.imported)) or "imported"
     executions = evidence.bundle.run.executions
     failures = dict.fromkeys(text for execution in executions for text in proof.failures(execution))
     return RankReport(
@@ -143,7 +166,7 @@ def _rank(evidence: Evidence, rank: int) -> RankReport:
         collector=collector,
         window=((proof.cut,) if proof.cut else ()) + tuple(failures),
         kernels=len(frame),
-        dropped=record.collector.dropped if record else None,
+        dropped=record.collector.dropped if record and record.collector else None,
         duplicates=own.duplicates,
         receipts=len(evidence.receipts[rank]),
         attributed=own.attributed,
@@ -159,17 +182,21 @@ def _rank(evidence: Evidence, rank: int) -> RankReport:
 def _next_command(bundle: RunBundle, witness: WitnessSummary) -> str:
     """Return the command that would settle what is open, or that shows more of what is settled."""
     again = list(bundle.run.argv[1:])
+    if bundle.run.kind == "imported":
+        return f"{PROGRAM} gate {shlex.quote(str(bundle.path))} --help"
     if witness.verdict in (Verdict.PASS, Verdict.FAIL):
         return f"{PROGRAM} show {shlex.quote(str(bundle.path))} --json"
     records = [readable_rank_file(bundle, rank) for rank in bundle.ranks]
     wanted_off = "--no-collector" in again and bundle.run.device_kind == "cuda"
-    if not wanted_off and any(record is not None and record.collector.state == "off" for record in records):
+    if not wanted_off and any(
+        record is not None and record.collector is not None and record.collector.state == "off" for record in records
+    ):
         return f"{PROGRAM} doctor"
     open_reasons = [cell.finding.reason for cell in witness.cells if cell.finding.verdict is witness.verdict]
     if any("not exercised" in reason for reason in open_reasons):
         again = _without(again, "--executions", "--max-new-tokens")
         again += ["--executions", ",".join(bundle.run.executions)]
-        again += ["--max-new-tokens", str(max(bundle.run.max_new_tokens, 8))]
+        again += ["--max-new-tokens", str(max(bundle.run.max_new_tokens or 0, 8))]
     return shlex.join([PROGRAM, *_without(again, "--out", *_NOT_AGAIN)])
 
 

@@ -55,16 +55,21 @@ class RangePaths:
         )
 
 
-def range_paths(ranges: pa.Table, process: Ints, thread: Ints, times_ns: Ints) -> RangePaths:
-    """Look up the ranges of our own domain that were open at each moment.
+def range_paths(
+    ranges: pa.Table, process: Ints, thread: Ints, times_ns: Ints, domain: str | None = DOMAIN
+) -> RangePaths:
+    """Look up the ranges of one domain that were open at each moment.
 
     Args:
         ranges: a RANGES table of one rank. Ranges of other domains and start/end ranges say nothing here.
         process: [n] process ids.
         thread: [n] thread ids.
         times_ns: [n] moments on the ranges' clock.
+        domain: our own unless stated; None for the ranges of every domain, as in imported traces.
     """
-    own = ranges.filter(pa.array(texts(ranges, "domain") == DOMAIN, pa.bool_()))
+    own = ranges
+    if domain is not None:
+        own = ranges.filter(pa.array(texts(ranges, "domain") == domain, pa.bool_()))
     rows = enclosing(own, process, thread, times_ns)
     names = pd.Categorical(texts(own, "name"))
     payload = column(own, "payload", null=NONE)

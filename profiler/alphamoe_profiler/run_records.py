@@ -9,7 +9,9 @@ from typing import Literal
 
 import msgspec
 
+from alphamoe_profiler.import_records import ImportInfo
 from alphamoe_tracers.records import CollectorSummary, Execution, Purpose
+from alphamoe_tracers.trace_files import TraceSummary
 
 
 class PromptInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,14 +74,15 @@ class RunInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Secrets redacted."""
     world_size: int
     prompts: tuple[PromptInfo, ...]
-    model: str
-    geometry: GeometryInfo
-    moe_runner_backend: str
+    model: str | None
+    """Null, as every field below that only a recording knows, in an imported run."""
+    geometry: GeometryInfo | None
+    moe_runner_backend: str | None
     executions: tuple[Execution, ...]
     """What the run was asked to exercise. Nothing else is judged."""
     device_kind: Literal["cpu", "cuda"]
-    seed: int
-    max_new_tokens: int
+    seed: int | None
+    max_new_tokens: int | None
     environment: dict[str, str] = {}
     """The environment registry, sorted, secrets redacted."""
     versions: dict[str, str] = {}
@@ -90,6 +93,9 @@ class RunInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The negative control that was planted, for example ``fallback:rank=2``."""
     server: dict[str, str] | None = None
     """Resolved arguments of a server that was driven, null for our own engine."""
+    kind: Literal["recorded", "imported"] = "recorded"
+    imported: ImportInfo | None = None
+    """Of an imported run: its files, and what the user stated of them."""
 
 
 class RequestRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -137,9 +143,9 @@ class RankFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     run_id: str
     rank: int
     world_size: int
-    host: str
-    pid: int
-    device: str
+    host: str | None
+    pid: int | None
+    device: str | None
     """The torch device of the rank, ``cpu`` or ``cuda:0``. Never the rank's number."""
     gpu_name: str | None
     gpu_uuid: str | None
@@ -147,7 +153,8 @@ class RankFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Streaming multiprocessors of the device: the launch rule needs it."""
     shared_gpu: bool
     """Another rank uses the same GPU: no time of this rank is comparable with anything."""
-    collector: CollectorSummary
+    collector: CollectorSummary | None
+    """Null for an imported rank: its traces speak in ``imported``."""
     receipts: int
     """Receipts that were written."""
     sha256: dict[str, str]
@@ -155,12 +162,16 @@ class RankFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory: tuple[MemorySnapshot, ...]
     wall_s: dict[str, float]
     """Wall times by phase, kept apart: start_up, warm_up, capture, prefill, decode, collection."""
-    ended: Literal["complete", "exception", "interrupted"]
+    ended: Literal["complete", "exception", "interrupted", "unreadable"]
     error: str | None
     clock: str
     """The clock of every timestamp of this rank."""
     compute_capability: str | None = None
     """``9.0`` on Hopper."""
+    imported: tuple[TraceSummary, ...] = ()
+    """What each imported file says of this rank; a file's tables are part k of the rank's."""
+    rows: dict[str, int] = {}
+    """Rows written by table, of an imported rank; a recorded one has them in ``collector``."""
     schema_version: int = 1
 
 

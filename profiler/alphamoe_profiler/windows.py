@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from alphamoe_profiler.bundle import RunBundle
     from alphamoe_profiler.run_records import RankFile
+    from alphamoe_tracers.records import CollectorSummary
 
 SENTINEL_PREFIX = "alphamoe_trace_sentinel_"
 SENTINEL_KINDS = ("open", "close", "step", "graph_open", "graph_close", "graph_step")
@@ -65,7 +66,7 @@ def window_bounds(bundle: RunBundle, rank: int, frame: pd.DataFrame) -> WindowBo
         frame: its kernels with ``base`` and ``start_ns``.
     """
     record = readable_rank_file(bundle, rank)
-    if record is not None and record.collector.window_open_ns is not None:
+    if record is not None and record.collector is not None and record.collector.window_open_ns is not None:
         return WindowBounds(record.collector.window_open_ns, record.collector.window_close_ns)
     opened = frame.loc[frame["base"] == f"{SENTINEL_PREFIX}open", "start_ns"]
     return WindowBounds(int(opened.min()) if len(opened) else None, None)
@@ -77,9 +78,15 @@ def prove_window(bundle: RunBundle, rank: int, frame: pd.DataFrame) -> WindowPro
     Sentinels are counted again from the kernel records; only how many were launched is taken from the rank file.
     """
     record = readable_rank_file(bundle, rank)
+    if bundle.run.kind == "imported":
+        from alphamoe_profiler.import_windows import prove_imported
+
+        return prove_imported(bundle, rank, record)
     if record is None:
         return WindowProof(f"no readable ranks/{rank}.json, the rank was cut short", None, (), ())
     collector = record.collector
+    if collector is None:
+        return WindowProof(f"ranks/{rank}.json of a recorded run says nothing of its collector", None, (), ())
     off = (collector.reason or "the collector was off") if collector.state == "off" else None
     seen = _sentinels_seen(frame)
     launched: dict[str, int] = {count.kind: count.launched for count in collector.sentinels}
@@ -97,8 +104,26 @@ def prove_window(bundle: RunBundle, rank: int, frame: pd.DataFrame) -> WindowPro
         for kind in ("graph_open", "graph_close")
         if not launched.get(kind)
     ]
+    if off is None:
+        eager += _bounds_failures(collector, frame)
     eager += bundle.rank_problems(rank)
     return WindowProof(_cut_short(bundle, record), off, tuple(eager), tuple(graph))
+
+
+def _bounds_failures(collector: CollectorSummary, frame: pd.DataFrame) -> list[str]:
+    """Say how the recorded window contradicts its own sentinels: the first and the last thing launched inside it."""
+    opened, closed = collector.window_open_ns, collector.window_close_ns
+    if opened is None or closed is None:
+        return ["the rank file does not say when the window opened and closed"]
+    if closed < opened:
+        return ["the window closes before it opens"]
+    bases = frame["base"].astype("object")
+    found = []
+    for kind in ("open", "close"):
+        outside = int(((bases == f"{SENTINEL_PREFIX}{kind}") & ~frame["in_window"]).sum())
+        if outside:
+            found.append(f"{outside} {kind} sentinels lie outside the recorded window")
+    return found
 
 
 def _cut_short(bundle: RunBundle, record: RankFile) -> str | None:

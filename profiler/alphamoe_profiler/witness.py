@@ -94,6 +94,10 @@ def summarise(bundle: RunBundle, evidence: Evidence | None = None) -> WitnessSum
         if bundle.contradictions():
             raise
         return _config_error(str(error))
+    if bundle.run.kind == "imported":
+        from alphamoe_profiler.import_summary import imported_summary
+
+        return imported_summary(evidence)
     if not evidence.required:
         return _config_error(f"no symbol is required of backend {bundle.run.moe_runner_backend}")
     cells = [
@@ -252,8 +256,9 @@ def _notes(evidence: Evidence, found: tuple[Identity, ...]) -> list[str]:
         }
         notes += [f"rank {rank}: {text}" for text, count in counts.items() if count]
         record = readable_rank_file(evidence.bundle, rank)
-        if record is not None and record.collector.state == "on" and record.collector.reason:
-            notes.append(f"rank {rank}: the collector lacked something: {record.collector.reason}")
+        collector = record.collector if record is not None else None
+        if collector is not None and collector.state == "on" and collector.reason:
+            notes.append(f"rank {rank}: the collector lacked something: {collector.reason}")
         for symbol in evidence.forbidden:
             told = sum(_submissions(evidence, rank, execution, symbol) for execution in EXECUTIONS)
             if told and not (frame["base"] == symbol).any():

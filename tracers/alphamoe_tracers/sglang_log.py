@@ -92,15 +92,15 @@ class LoggedShape(msgspec.Struct, frozen=True):
         return []
 
 
-@dataclass(frozen=True)
-class LoggedLine:
-    """One distinct record of one rank."""
+class LoggedLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One distinct record of one rank: either an execution or a shape."""
 
     rank: int | None
     """From the line's prefix; null where it has none, or where several TP groups share the log."""
     line: int
     """1-based number of its first line."""
-    record: LoggedExecution | LoggedShape
+    execution: LoggedExecution | None = None
+    shape: LoggedShape | None = None
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,9 @@ def read_sglang_log(path: Path, progress: Callable[[int, int], None] | None = No
                     problems.append(f"line {number}: {unknown}")
                 key = (rank, msgspec.json.encode(record, order="sorted"))
                 duplicates += key in records
-                records.setdefault(key, LoggedLine(rank, number, record))
+                is_shape = isinstance(record, LoggedShape)
+                entry = LoggedLine(rank, number, None if is_shape else record, record if is_shape else None)
+                records.setdefault(key, entry)
     except OSError as error:
         raise EvidenceError(f"{path}: cannot be read: {error.strerror}", "is it the server's log?") from error
     if len(problems) > _MAX_PROBLEMS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pandas as pd
 
 from alphamoe_profiler.bundle_files import encode_json
 from alphamoe_profiler.inspection import RankReport, RunReport
@@ -83,6 +84,8 @@ def json_document(report: RunReport) -> dict[str, Any]:
             for request in report.requests
         ],
         "launcher_wall_s": report.launcher_wall_s,
+        "ran": _records(report.ran),
+        "by_bucket": _by_bucket(report.by_bucket),
     }
 
 
@@ -141,6 +144,22 @@ def _set(values: DiscreteSet) -> dict[str, Any]:
         "values": list(own),
         "folded": values.folded,
     }
+
+
+def _records(table: pd.DataFrame | None) -> list[dict[str, Any]]:
+    if table is None:
+        return []
+    names = [str(name) for name in table.columns]
+    return [dict(zip(names, row, strict=True)) for row in zip(*(table[name].tolist() for name in names), strict=True)]
+
+
+def _by_bucket(table: pd.DataFrame | None) -> list[dict[str, Any]]:
+    if table is None:
+        return []
+    return [
+        {"symbol": str(name), "kernels": {str(bucket): int(count) for bucket, count in row.items()}}
+        for name, row in table.iterrows()
+    ]
 
 
 def _text(value: object) -> str | None:

@@ -22,6 +22,7 @@ from rich.text import Text
 from alphamoe_profiler.evidence import ranks_told
 from alphamoe_profiler.inspection import PROGRAM, RankReport, RunReport
 from alphamoe_profiler.m_buckets import DiscreteSet, MBuckets
+from alphamoe_profiler.reports.imported import imported_head, print_imported
 from alphamoe_profiler.verdicts import Verdict, worst
 from alphamoe_profiler.witness import Cell
 
@@ -59,7 +60,10 @@ def print_report(report: RunReport, file: TextIO | None = None, width: int | Non
 def _print(console: Console, report: RunReport) -> None:
     _head(console, report)
     _ranks(console, report)
-    _witnesses(console, report)
+    if report.run.kind == "imported":
+        print_imported(console, report)
+    else:
+        _witnesses(console, report)
     _m_buckets(console, report.m_buckets)
     _coverage(console, report.ranks)
     _memory(console, report)
@@ -91,9 +95,12 @@ def _head(console: Console, report: RunReport) -> None:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
-    counts = f"{_counted(run.geometry.layers, 'layer')}, {_counted(run.world_size, 'rank')}"
-    grid.add_row("model", f"{run.model}, {counts}, on {run.device_kind}")
-    grid.add_row("backend", run.moe_runner_backend)
+    if run.imported is not None:
+        grid.add_row("imported", Text(imported_head(run.imported, run.world_size)))
+    else:
+        layers = _counted(run.geometry.layers, "layer") if run.geometry is not None else "layers unknown"
+        grid.add_row("model", f"{run.model}, {layers}, {_counted(run.world_size, 'rank')}, on {run.device_kind}")
+        grid.add_row("backend", run.moe_runner_backend)
     for prompt in run.prompts:
         tokens = _counted(prompt.token_count, "token")
         text = f"{_one_line(prompt.spec)}, {tokens}, sha256 {prompt.sha256[:12]}"
