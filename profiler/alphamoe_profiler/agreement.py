@@ -30,6 +30,8 @@ class Agreement:
     orphans: int
     """MoE kernels inside the window in steps that left no receipt and captured nothing."""
     orphan_steps: tuple[int, ...]
+    unattributed: int = 0
+    """Kernels of the compared symbols inside the window whose step is unknown (no launch record, no range)."""
 
     @property
     def missing(self) -> int:
@@ -69,7 +71,8 @@ def compare(kernels: AttributedKernels, receipts: list[Receipt], symbols: Iterab
     known_steps = {item.step for item in receipts}
     names = sorted({*symbols, *witness.symbols})
     frame = kernels.frame
-    own = frame.loc[frame["in_window"] & frame["base"].isin(names) & frame["step"].notna(), ["step", "layer", "base"]]
+    named = frame["in_window"] & frame["base"].isin(names)
+    own = frame.loc[named & frame["step"].notna(), ["step", "layer", "base"]]
     ran = pd.DataFrame(
         {
             "step": own["step"].to_numpy(np.int64),
@@ -111,4 +114,5 @@ def compare(kernels: AttributedKernels, receipts: list[Receipt], symbols: Iterab
         unplaced=int(unplaced.sum()),
         orphans=len(orphan),
         orphan_steps=tuple(sorted({int(step) for step in orphan["step"]})),
+        unattributed=int((named & frame["step"].isna()).sum()),
     )

@@ -42,10 +42,11 @@ def _outcome(bundle: RunBundle) -> list[str]:
         return [str(error)]
     if outcome is None:
         return ["no outcome.json, the launcher was cut short"]
-    problems = []
-    for end in outcome.ranks:
-        if end.exit_code != 0 or end.signal:
-            problems.append(f"rank {end.rank}: its process ended with {end.signal or f'exit code {end.exit_code}'}")
+    problems = [
+        f"rank {end.rank}: its process ended with {end.signal or f'exit code {end.exit_code}'}"
+        for end in outcome.ranks
+        if end.exit_code != 0 or end.signal
+    ]
     if not outcome.complete and not problems:
         problems.append(f"outcome.json: the run was cut short: {outcome.error or 'no reason given'}")
     told = Counter(end.rank for end in outcome.ranks)
@@ -193,7 +194,7 @@ def _identities(bundle: RunBundle) -> Iterator[str]:
 
 
 def _newer(bundle: RunBundle, relative: str) -> int | None:
-    """Return the schema version of a document where it is newer than this program; its other fields are unknown then."""
+    """Return the schema version of a document where it is newer than this program: its other fields mean nothing."""
     path = inside(bundle.path, relative)
     try:
         version = read_json(path, _Version).schema_version if path.is_file() else SCHEMA_VERSION

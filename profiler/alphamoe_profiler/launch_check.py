@@ -9,6 +9,7 @@ import pandas as pd
 
 from alphamoe_profiler.run_identity import same_launch_rule
 from alphamoe_profiler.windows import readable_rank_file
+from alphamoe_tracers.errors import UsageError
 
 if TYPE_CHECKING:
     from alphamoe_profiler.bundle import RunBundle
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 RULED_SYMBOL = "kernel_alpha_moe_w8a8_up_down"
 """The one symbol whose launch rule is written down (alphamoe_backend.kernels.launch), for compute capability 9.0."""
 _RULED_CAPABILITY = "9.0"
+_IMPOSSIBLE = (-1,) * 10
 SHAPE_COLUMNS = (
     "grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "cluster_x", "cluster_y", "cluster_z",
     "dynamic_smem_bytes",
@@ -71,7 +73,10 @@ def _capability(bundle: RunBundle, record: RankFile) -> str | None:
 
 
 def expected_shape(submissions: SubmissionTable, number: int, sm_count: int) -> tuple[int, ...] | None:
-    """Return the launch that the backend's rule gives for one submitted shape, in the order of SHAPE_COLUMNS."""
+    """Return the launch that the backend's rule gives for one submitted shape, in the order of SHAPE_COLUMNS.
+
+    A geometry that the kernel cannot run has no launch: whatever was recorded contradicts such a receipt.
+    """
     from alphamoe_backend.geometry import LocalGeometry
     from alphamoe_backend.kernels.launch import launch_shape
 
@@ -79,5 +84,8 @@ def expected_shape(submissions: SubmissionTable, number: int, sm_count: int) -> 
     geometry = LocalGeometry(item.E, item.H, item.I_local, item.top_k, item.block_m)
     if item.M < 1:
         return None
-    rule = launch_shape(geometry, item.M, sm_count)
+    try:
+        rule = launch_shape(geometry, item.M, sm_count)
+    except UsageError:
+        return _IMPOSSIBLE
     return (*rule.grid, *rule.block, *rule.cluster, rule.dynamic_smem_bytes)

@@ -15,6 +15,8 @@ from alphamoe_tracers.records import TABLES, check_table
 if TYPE_CHECKING:
     import pandas as pd
 
+MAX_PART_ROWS = 100_000_000
+"""A few kilobytes can claim more rows than memory holds."""
 _NULL = {width: -(2 ** (width - 1)) for width in (8, 16, 32, 64)}
 """Stands for null where rows are compared: the least integer of its width, which no record holds."""
 
@@ -45,12 +47,19 @@ def read_parts(name: str, directory: Path, shown: str) -> TableRead:
     problems: list[str] = []
     tables: list[pa.Table] = []
     for path in sorted(directory.glob("part-*.parquet")) if directory.is_dir() else []:
+        if path.is_symlink() or not path.is_file():
+            problems.append(f"{shown}/{path.name}: not a file of its own (a link, a pipe or a directory), not read")
+            continue
         try:
             # ParquetFile, because read_table would take rank=0 in the path for a column.
             with pq.ParquetFile(path) as file:
-                part = file.read()
+                rows = file.metadata.num_rows
+                part = file.read() if rows <= MAX_PART_ROWS else None
         except (OSError, pa.ArrowException, ValueError) as error:
             problems.append(f"{shown}/{path.name}: not readable ({_first_line(error)})")
+            continue
+        if part is None:
+            problems.append(f"{shown}/{path.name}: not readable (it says {rows} rows, more than any recording writes)")
             continue
         usable, found = _conform(name, part)
         problems += [f"{shown}/{path.name}: {problem}" for problem in found]

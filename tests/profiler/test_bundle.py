@@ -62,8 +62,9 @@ def test_an_unreadable_part_is_reported_and_the_other_parts_are_still_read(sound
     (sound / "kernels/rank=1/part-00001.parquet").write_bytes(b"PAR1 cut")
     bundle = RunBundle.open(sound)
     assert bundle.table("kernels", 1).num_rows == 52
-    (problem,) = bundle.check()
+    problem, unlisted = bundle.check()
     assert problem.startswith("rank 1: kernels/rank=1/part-00001.parquet: not readable")
+    assert unlisted == "rank 1: kernels/rank=1/part-00001.parquet is not among the files that ranks/1.json lists"
 
 
 def test_temporary_files_of_a_killed_writer_are_ignored(sound: Path) -> None:
@@ -167,7 +168,7 @@ def test_a_rank_that_the_run_does_not_have_contradicts(sound: Path) -> None:
 def test_one_file_under_two_ranks_names_contradicts(sound: Path) -> None:
     shutil.copy(sound / "kernels/rank=0/part-00000.parquet", sound / "kernels/rank=1/part-00000.parquet")
     (problem,) = RunBundle.open(sound).contradictions()
-    assert "kernels/rank=0/part-00000.parquet and kernels/rank=1/part-00000.parquet are the same file" in problem
+    assert problem == "kernels/rank=0 and kernels/rank=1 hold the same records: one rank under two names"
 
 
 def test_receipts_of_an_older_run_contradict(sound: Path) -> None:
@@ -231,8 +232,9 @@ def test_a_link_out_of_the_bundle_is_refused(sound: Path, tmp_path: Path) -> Non
 
 def test_a_hash_list_that_names_a_file_outside_is_a_problem_and_opens_nothing(sound: Path) -> None:
     edit_json(sound / "ranks/0.json", sha256={"../../secret": "00"})
-    (problem,) = RunBundle.open(sound).check()
+    problem, *unlisted = RunBundle.open(sound).check()
     assert "leads out of the bundle" in problem
+    assert all("is not among the files that ranks/0.json lists" in text for text in unlisted)
 
 
 def test_a_last_line_without_its_end_is_left_out_of_the_requests(sound: Path) -> None:

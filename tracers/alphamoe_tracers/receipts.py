@@ -24,6 +24,7 @@ from alphamoe_tracers.records import (
     ReceiptAttribution,
     Submission,
 )
+from alphamoe_tracers.strict_json import INT64_MAX, repeated_key
 
 
 class _KernelsLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="kernels", tag_field="type"):
@@ -126,7 +127,10 @@ def read_receipts(path: Path) -> ReceiptFile:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             problems.append(f"line {number}: {error}")
             continue
-        if isinstance(line, _KernelsLine):
+        wrong = _impossible(line, raw)
+        if wrong is not None:
+            problems.append(f"line {number}: {wrong}")
+        elif isinstance(line, _KernelsLine):
             if kernels.get(line.id, line.kernels) != line.kernels:
                 problems.append(f"line {number}: kernel list {line.id} is defined twice with different contents")
             kernels.setdefault(line.id, line.kernels)
@@ -144,3 +148,22 @@ def read_receipts(path: Path) -> ReceiptFile:
             seen.add(line)
             receipts.append(Receipt(**{name: getattr(line, name) for name in _FIELDS}, kernels=submissions))
     return ReceiptFile(receipts, duplicates, bool(unfinished.strip()), tuple(problems))
+
+
+def _impossible(line: _KernelsLine | _ReceiptLine, raw: bytes) -> str | None:
+    """Say what a decoded line cannot be: numbers that no forward has, or a key that the line holds twice."""
+    if isinstance(line, _KernelsLine):
+        positive = ("M", "E", "H", "I_local", "top_k", "block_m")
+        numbers = [(name, getattr(item, name), 1) for item in line.kernels for name in positive]
+        numbers += [("layer", item.layer, 0) for item in line.kernels] + [("id", line.id, 0)]
+        keys = 3 + len(Submission.__struct_fields__) * len(line.kernels)
+    else:
+        numbers = [("step", line.step, 0), ("rank", line.rank, 0), ("M", line.M, 1)]
+        numbers += [("real_tokens", line.real_tokens, 0), ("batch_size", line.batch_size, 0)]
+        keys = 1 + len(_ReceiptLine.__struct_fields__)
+    for name, value, least in numbers:
+        if value is not None and not least <= value <= INT64_MAX:
+            return f"{name} {value if abs(value) < 2**70 else 'of more than 64 bits'} cannot be"
+    # Each key has its colon: a line with no more colons than keys repeats none, and most lines are such.
+    repeated = repeated_key(raw) if raw.count(b":") > keys else None
+    return None if repeated is None else f"the key {repeated!r} is there twice"
