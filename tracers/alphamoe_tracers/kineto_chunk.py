@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import msgspec
 import numpy as np
@@ -83,6 +84,7 @@ _ITEMS = msgspec.json.Decoder(list[Raw])
 _ANY_EVENT = msgspec.json.Decoder(_AnyEvent)
 _ARGS: msgspec.json.Decoder[Args | None] = msgspec.json.Decoder(Args | None)
 _NO_ARGS = Args()
+_TS, _DUR, _CORRELATION = attrgetter("ts"), attrgetter("dur"), attrgetter("correlation")
 
 
 @dataclass
@@ -136,16 +138,17 @@ def parse_events(text: bytes) -> ChunkRows:
         if not isinstance(error, msgspec.ValidationError) and "UTF-8" not in str(error):
             raise
         events = _tolerant(text, chunk.odd)
-    complete = Counter([event.cat for event in events if event.ph == "X"])
-    chunk.events.update({category or "(none)": count for category, count in complete.items()})
-    if len(events) > complete.total():
-        others = [event for event in events if event.ph != "X"]
-        _other_phases(others, chunk)
+    # One pass over all events counts both phase and category; a phase is one character.
+    counts = Counter([event.ph + event.cat if len(event.ph) == 1 else f"?{event.cat}" for event in events])
     tables: dict[str, str] = {}
-    for category in complete:
-        table = _table_of(category.lower())
-        if table is not None:
+    for key, count in counts.items():
+        phase, category = key[0], key[1:]
+        chunk.events[category or "(none)" if phase == "X" else f"ph={phase}"] += count
+        if phase == "X" and (table := _table_of(category.lower())) is not None:
             tables[category] = table
+    phases = {key[0] for key in counts}
+    if not phases.isdisjoint("MBE"):
+        _other_phases([event for event in events if event.ph in ("M", "B", "E")], chunk)
     wanted = [event for event in events if event.cat in tables and event.ph == "X"]
     by_table = {table: [e for e in wanted if tables[e.cat] == table] for table in set(tables.values())}
     if kernels := by_table.get("kernels"):
@@ -198,20 +201,16 @@ def _tolerant(text: bytes, odd: Counter[str]) -> list[Event]:
 
 
 def _other_phases(others: Iterable[Event], chunk: ChunkRows) -> None:
-    """Count what is no complete event, and keep rank labels, begin and end events."""
-    phases = Counter([event.ph for event in others])
-    chunk.events.update({f"ph={phase}": count for phase, count in phases.items()})
-    if "M" in phases:
-        for event in others:
-            if event.ph == "M" and event.args is not None:
-                label = text_of(bytes(event.args.labels) or bytes(event.args.name))
-                if "[" in label:
-                    chunk.labels.append((bytes(event.pid), label))
-    if "B" in phases or "E" in phases:
-        marks = [event for event in others if event.ph in ("B", "E") and _table_of(event.cat.lower()) != "kernels"]
-        if marks:
-            chunk.marks = _rows(marks, _call_kinds(marks), chunk.odd, durations=False)
-            chunk.marks.extra["is_end"] = np.array([mark.ph == "E" for mark in marks], np.int64)
+    """Keep rank labels, begin and end events."""
+    for event in others:
+        if event.ph == "M" and event.args is not None:
+            label = text_of(bytes(event.args.labels) or bytes(event.args.name))
+            if "[" in label:
+                chunk.labels.append((bytes(event.pid), label))
+    marks = [event for event in others if event.ph != "M" and _table_of(event.cat.lower()) != "kernels"]
+    if marks:
+        chunk.marks = _rows(marks, _call_kinds(marks), chunk.odd, durations=False)
+        chunk.marks.extra["is_end"] = np.array([mark.ph == "E" for mark in marks], np.int64)
 
 
 def _kernel_kinds(events: Sequence[Event]) -> list[bytes]:
@@ -239,7 +238,7 @@ def _call_kinds(events: Sequence[Event]) -> list[bytes]:
 def _device_rows(events: list[Event], keys: list[bytes], numbers: tuple[str, ...], odd: Counter[str]) -> Rows:
     rows = _rows(events, keys, odd)
     args = [event.args or _NO_ARGS for event in events]
-    rows.correlation = np.maximum(read_numbers([a.correlation for a in args], 0).values, 0)
+    rows.correlation = np.maximum(read_numbers(list(map(_CORRELATION, args)), 0).values, 0)
     for name in numbers:
         tokens = [getattr(a, name) for a in args]
         if any(map(len, tokens)):
@@ -250,10 +249,10 @@ def _device_rows(events: list[Event], keys: list[bytes], numbers: tuple[str, ...
 def _rows(events: list[Event], keys: list[bytes], odd: Counter[str], *, durations: bool = True) -> Rows:
     codes: dict[bytes, int] = {}
     numbered = [codes.setdefault(key, len(codes)) for key in keys]
-    start = read_numbers([event.ts for event in events], 3)
+    start = read_numbers(list(map(_TS, events)), 3)
     timed, duration_ns, finer = start.known, np.zeros(len(events), np.int64), start.finer
     if durations:
-        duration = read_numbers([event.dur for event in events], 3)
+        duration = read_numbers(list(map(_DUR, events)), 3)
         timed, duration_ns, finer = timed & duration.known, duration.values, finer + duration.finer
     end_ns = start.values + duration_ns
     # Beyond this (the year 2116) no clock goes, and a time base may still be added to a stored time.
