@@ -90,8 +90,9 @@ def rank_problems(bundle: RunBundle, rank: int) -> list[str]:
         written = rows.get(name)
         if record is not None and written is None and read.table.num_rows:
             problems.append(f"rank {rank}: ranks/{rank}.json does not say how many rows of {name} were written")
-        if written is not None and read.table.num_rows + read.duplicates < written:
-            problems.append(f"rank {rank}: {name} has {read.table.num_rows} rows of {written} that were written")
+        rows_read = read.table.num_rows + read.skipped
+        if written is not None and rows_read + read.duplicates < written:
+            problems.append(f"rank {rank}: {name} has {rows_read} rows of {written} that were written")
     receipts = bundle.receipts(rank)
     problems += [f"rank {rank}: {problem}" for problem in receipts.problems]
     if receipts.cut:

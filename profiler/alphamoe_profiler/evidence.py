@@ -43,8 +43,15 @@ class Evidence:
         return {rank: own.frame for rank, own in self.kernels.items()}
 
 
-def gather(bundle: RunBundle) -> Evidence:
+def gather(
+    bundle: RunBundle, required: tuple[str, ...] | None = None, forbidden: tuple[str, ...] | None = None
+) -> Evidence:
     """Read and attribute everything that a judgement needs.
+
+    Args:
+        bundle: the run.
+        required: base names that receipts and witnesses are compared for; null: those of the run's backend.
+        forbidden: the same of symbols that must not run.
 
     Raises:
         UsageError: files of the bundle contradict each other (nothing of it is judged), or run.json names a MoE
@@ -56,8 +63,10 @@ def gather(bundle: RunBundle) -> Evidence:
         raise UsageError(f"{bundle.path}: {contradictions[0]}{more}", "record the run again into an empty directory")
     backend = bundle.run.moe_runner_backend
     # An imported trace does not say which backend was asked for: nothing is required of it until a rule is.
-    required = required_symbols(backend) if backend is not None else ()
-    forbidden = forbidden_symbols(backend) if backend is not None else ()
+    if required is None:
+        required = required_symbols(backend) if backend is not None else ()
+    if forbidden is None:
+        forbidden = forbidden_symbols(backend) if backend is not None else ()
     receipts = {rank: bundle.receipts(rank).receipts for rank in bundle.ranks}
     kernels = {rank: attribute(bundle, rank) for rank in bundle.ranks}
     for own in kernels.values():

@@ -33,6 +33,8 @@ class TableRead:
     """Rows that were delivered twice and are kept once."""
     problems: tuple[str, ...]
     """One sentence for each part or row that could not be used. What could be read is in ``table`` all the same."""
+    skipped: int = 0
+    """Sound rows that were counted and left out of ``table``, because nobody asks for them."""
 
 
 def read_parts(name: str, directory: Path, shown: str) -> TableRead:
