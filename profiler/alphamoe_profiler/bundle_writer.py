@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from alphamoe_profiler.bundle_files import encode_json, rank_of_name, replacing, sha256_of
+from alphamoe_profiler.bundle_files import encode_json, rank_of_name, read_json, replacing, sha256_of
 from alphamoe_profiler.run_records import RankFile, RequestRecord, RunInfo, RunOutcome
 from alphamoe_tracers.errors import AlphaMoEError, EvidenceError, UsageError
 from alphamoe_tracers.records import SCHEMA_VERSION, TABLES, ModuleRecord, check_table
@@ -33,6 +33,39 @@ _OWN_NAMES = frozenset(
         "outcome.json",
     }
 )
+_RANK_FOLDERS = _OWN_NAMES - {"reports", "run.json", "requests.jsonl", "outcome.json"}
+
+
+class _Identity(msgspec.Struct):
+    """What every run.json has said since the first version, and hardly any other file of that name says."""
+
+    schema_version: int
+    run_id: str
+    world_size: int
+
+
+def _not_a_bundle(root: Path, names: set[str]) -> str | None:
+    """Say why a directory is not a run bundle, so that removing it could take away something else; null if it is."""
+    strangers = sorted(name for name in names - _OWN_NAMES if not name.endswith(".tmp"))
+    if strangers:
+        return f"it holds {strangers[0]}"
+    if "run.json" not in names:
+        return "it has no run.json"
+    try:
+        read_json(root / "run.json", _Identity)
+    except EvidenceError:
+        return "its run.json is not one of a run"
+    for folder in sorted(names & _RANK_FOLDERS):
+        for entry in sorted((root / folder).iterdir()) if (root / folder).is_dir() else []:
+            own = entry.name.startswith(".") or entry.name.endswith(".tmp") or rank_of_name(entry.name) is not None
+            if not own:
+                return f"it holds {folder}/{entry.name}"
+            if folder not in TABLES or not entry.is_dir() or entry.is_symlink():
+                continue
+            parts = sorted(p.name for p in entry.iterdir() if not p.name.startswith((".", "part-")))
+            if parts:
+                return f"it holds {folder}/{entry.name}/{parts[0]}"
+    return None
 
 
 class BundleWriter:
@@ -53,10 +86,15 @@ class BundleWriter:
             AlphaMoEError: the directory cannot be created.
         """
         self.path = Path(path)
-        if self.path.exists() or self.path.is_symlink():
-            self._make_room(force)
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            if self.path.exists() or self.path.is_symlink():
+                self._make_room(force)
+            else:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self.path.mkdir()
+        except FileExistsError as error:
+            # Another launcher was faster: two runs never share a directory.
+            raise UsageError(f"{self.path} exists: another run has just begun there", "choose another --out") from error
         except OSError as error:
             raise AlphaMoEError(f"{self.path}: {error.strerror}", "choose another directory with --out") from error
 
@@ -81,10 +119,9 @@ class BundleWriter:
             return
         if not force:
             raise UsageError(f"{self.path} exists", "choose another directory with --out, or overwrite it with --force")
-        strangers = sorted(name for name in names - _OWN_NAMES if not name.endswith(".tmp"))
-        if "run.json" not in names or strangers:
-            what = f"it holds {strangers[0]}" if strangers else "it has no run.json"
-            raise UsageError(f"{self.path} is not a run bundle ({what}): not overwritten", "choose another directory")
+        reason = _not_a_bundle(self.path, names)
+        if reason is not None:
+            raise UsageError(f"{self.path} is not a run bundle ({reason}): not overwritten", "choose another directory")
         # run.json first: an interrupted removal must not leave something that looks whole.
         (self.path / "run.json").unlink()
         for entry in list(self.path.iterdir()):
@@ -114,13 +151,24 @@ class BundleWriter:
         """Write run.json.
 
         Raises:
-            UsageError: the world size is not positive or the schema version is not this program's.
+            UsageError: the world size is not positive, the schema version is not this program's, or another run.json
+                is there.
         """
         if run.world_size < 1:
             raise UsageError(f"a run needs at least one rank, not {run.world_size}", "for example --ranks 4")
         if run.schema_version != SCHEMA_VERSION:
             raise UsageError(f"run.json version {run.schema_version} cannot be written, only {SCHEMA_VERSION}")
-        return self._document("run.json", run)
+        target = self.path / "run.json"
+        try:
+            # Two launchers may have found the same empty directory: whoever makes run.json has it.
+            os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+        except FileExistsError as error:
+            raise UsageError(f"{self.path}: another run has just begun there", "choose another --out") from error
+        try:
+            return self._document("run.json", run)
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise
 
     def write_rank(self, record: RankFile) -> Path:
         """Write ranks/N.json, the last file of a rank, with the hash of each file of that rank filled in.

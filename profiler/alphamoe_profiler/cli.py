@@ -6,6 +6,7 @@ Nothing heavy is imported here: ``--help`` must answer in a few times the start-
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import io
 import os
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn, Protocol, cast
 
+from alphamoe_profiler.printable import printable
 from alphamoe_tracers.errors import AlphaMoEError, UsageError
 
 PROGRAM = "alphamoe-trace"
@@ -154,14 +156,17 @@ def _fail(error: BaseException, message: str, hint: str, code: int) -> int:
 
         traceback.print_exception(error)
     line = " ".join(message.split()).rstrip(".")
-    sys.stderr.write(f"{PROGRAM}: {line}" + (f" ({hint.strip().rstrip('.')})" if hint else "") + "\n")
+    told = f"{PROGRAM}: {line}" + (f" ({hint.strip().rstrip('.')})" if hint else "")
+    sys.stderr.write(printable(told).replace("\n", " ") + "\n")
     return code
 
 
 def _unexpected(error: Exception) -> int:
     if isinstance(error, OSError) and error.errno is not None and _is_a_machine_limit(error.errno):
         place = f"{error.filename}: " if error.filename else ""
-        return _fail(error, f"{place}{error.strerror}", "make room or choose another directory with --out", 1)
+        few_files = error.errno in (errno.EMFILE, errno.ENFILE)
+        hint = "raise the limit: ulimit -n 1024" if few_files else "make room or choose another directory with --out"
+        return _fail(error, f"{place}{error.strerror}", hint, 1)
     import tempfile
     import traceback
 
@@ -178,9 +183,16 @@ def _unexpected(error: Exception) -> int:
 
 
 def _is_a_machine_limit(number: int) -> bool:
-    import errno
-
-    return number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE)
+    return number in (
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EFBIG,
+        errno.EROFS,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EMFILE,
+        errno.ENFILE,
+    )
 
 
 def _debugging() -> bool:

@@ -28,8 +28,9 @@ from alphamoe_profiler.source import source_revision
 from alphamoe_profiler.supervisor import Supervision, Supervisor, Target
 from alphamoe_profiler.tokenizer import ChatTokenizer
 from alphamoe_profiler.trace_config import Resolved, TraceConfig, cpu_threads, default_out, resolve
-from alphamoe_tracers.errors import UsageError
+from alphamoe_tracers.errors import AlphaMoEError, UsageError
 from alphamoe_tracers.records import SCHEMA_VERSION
+from alphamoe_tracers.scribe_process import wait_for_scribes
 
 RUN_ROOT = Path("alphamoe-runs")
 MAX_PROMPT_TOKENS = 16_384
@@ -69,6 +70,10 @@ def run_session(
         AlphaMoEError: the machine cannot take the run (no data set, no directory); nothing is left behind.
     """
     started_s = time.monotonic()
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise AlphaMoEError(f"the current directory is gone ({error.strerror})", "change to one that exists") from error
     plan = resolve(config, survey_gpus())
     _check_backend(plan)
     tokenizer = ChatTokenizer()
@@ -80,19 +85,21 @@ def run_session(
         tasks = _tasks(plan, run, path, requests, Path(meeting))
         ranks_s = time.monotonic()
         ended = Supervisor(target, tasks, config.timeout_s, progress or (lambda message: None)).run()
+    # A rank that was killed leaves its collector's scribe behind, which still writes what it had got.
+    notes = () if wait_for_scribes(path) else ("a collector was still writing when the bundle was closed",)
     error = _write_end(writer, run, ended, requests, tokenizer, started_s, ranks_s)
-    return SessionResult(path, error is None, error, (*plan.notes, *ended.notes))
+    return SessionResult(path, error is None, error, (*plan.notes, *ended.notes, *notes))
 
 
 def _begin_bundle(path: Path, run: RunInfo, force: bool) -> BundleWriter:
     """Create the directory and write run.json into it, or leave neither behind."""
-    existed = path.exists()
+    existed = os.path.lexists(path)
     writer = BundleWriter(path, force=force)
     try:
         writer.write_run(run)
-    except BaseException:
-        # Nothing was recorded yet: an empty directory must not look like a run.
-        if not existed:
+    except BaseException as failure:
+        # Nothing was recorded yet: an empty directory must not look like a run. Another run's directory stays.
+        if not existed and not isinstance(failure, UsageError):
             shutil.rmtree(path, ignore_errors=True)
         raise
     return writer

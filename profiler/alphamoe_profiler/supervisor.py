@@ -96,8 +96,7 @@ class Supervisor:
         """Start the ranks, watch them to their end, and return how they ended. No rank is left running."""
         with self._signals() as wake:
             try:
-                self._start()
-                reason = self._watch(wake)
+                reason = self._start() or self._watch(wake)
                 if reason is not None:
                     self._stop(wake)
             finally:
@@ -107,23 +106,31 @@ class Supervisor:
         interrupted = signal.Signals(self._signal).name if self._signal is not None else None
         return Supervision(ends, error, interrupted, tuple(self._served), tuple(self._notes), self._phase_ns)
 
-    def _start(self) -> None:
+    def _start(self) -> str | None:
+        """Start every rank; returns why one could not be started (too many open files or processes), or null."""
+        for task in self._tasks:
+            try:
+                self._start_rank(task)
+            except OSError as error:
+                return f"rank {task.rank} could not be started: {error.strerror or error}"
+        return None
+
+    def _start_rank(self, task: RankTask) -> None:
         context = multiprocessing.get_context("spawn")
         # The tracker unblocks SIGINT when it starts; started now, the mask below holds for the ranks.
         multiprocessing.resource_tracker.ensure_running()
-        for task in self._tasks:
-            ours, theirs = context.Pipe(duplex=True)
-            process = context.Process(
-                target=self._target, args=(task, theirs), name=f"alphamoe-rank-{task.rank}", daemon=True
-            )
-            # Ctrl-C reaches the whole process group, but the launcher decides how the ranks end: they inherit the mask.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            try:
-                process.start()
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
-                theirs.close()
-            self._ranks.append(_Rank(task, process, ours))
+        ours, theirs = context.Pipe(duplex=True)
+        process = context.Process(
+            target=self._target, args=(task, theirs), name=f"alphamoe-rank-{task.rank}", daemon=True
+        )
+        # Ctrl-C reaches the whole process group, but the launcher decides how the ranks end: they inherit the mask.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            theirs.close()
+        self._ranks.append(_Rank(task, process, ours))
 
     def _watch(self, wake: int) -> str | None:
         """Watch until all ranks finished (null) or the run must end (why)."""
@@ -229,7 +236,7 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[int]:
-        """Turn SIGINT and SIGTERM into a wake-up while ranks run. Yields the file descriptor that wakes."""
+        """Turn SIGINT, SIGTERM and SIGHUP into a wake-up while ranks run. Yields the file descriptor that wakes."""
         reader, writer = os.pipe()
 
         def note(number: int, frame: object) -> None:
@@ -241,8 +248,9 @@ class Supervisor:
         try:
             # ValueError: not the main thread, whose owner then answers for signals.
             with contextlib.suppress(ValueError):
-                for number in (signal.SIGINT, signal.SIGTERM):
-                    before[number] = signal.signal(number, note)
+                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                    if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or a job in the background
+                        before[number] = signal.signal(number, note)
             yield reader
         finally:
             for number, handler in before.items():

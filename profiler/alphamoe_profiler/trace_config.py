@@ -17,6 +17,10 @@ GPU_MODEL, GPU_LAYERS = "qwen3-next-80b", 4
 CPU_MODEL = "tiny"
 ROOM_BYTES = 24 << 30
 """Free memory that a GPU needs for four layers of qwen3-next-80b: 8 GiB of weights, four ranks' contexts and graphs."""
+MAX_RANKS, MAX_LAYERS, MAX_NEW_TOKENS = 4096, 512, 32_768
+"""More is a slip of the keyboard, and would take the machine's memory before anything could say so."""
+MAX_TIMEOUT_S = 1_000_000
+"""Eleven days."""
 DTYPES = ("bfloat16", "float32")
 
 
@@ -91,6 +95,8 @@ def resolve(config: TraceConfig, survey: GpuSurvey) -> Resolved:
     preset, layers = _model(config, device_kind, survey, notes)
     if layers < 1:
         raise UsageError(f"--layers must be at least 1, not {layers}")
+    if layers > MAX_LAYERS:
+        raise UsageError(f"--layers must be at most {MAX_LAYERS}, not {layers}")
     preset.check_world_size(config.ranks)
     fault = parse_fault(config.inject_fault, config.ranks) if config.inject_fault else None
     return Resolved(
@@ -109,10 +115,14 @@ def resolve(config: TraceConfig, survey: GpuSurvey) -> Resolved:
 def _check_numbers(config: TraceConfig) -> None:
     if config.ranks < 1:
         raise UsageError(f"--ranks must be at least 1, not {config.ranks}", "for example --ranks 4")
+    if config.ranks > MAX_RANKS:
+        raise UsageError(f"--ranks must be at most {MAX_RANKS}, not {config.ranks}", "for example --ranks 4")
     if config.max_new_tokens < 1:
         raise UsageError(f"--max-new-tokens must be at least 1, not {config.max_new_tokens}")
-    if not config.timeout_s > 0:
-        raise UsageError(f"--timeout must be above 0 seconds, not {config.timeout_s:g}")
+    if config.max_new_tokens > MAX_NEW_TOKENS:
+        raise UsageError(f"--max-new-tokens must be at most {MAX_NEW_TOKENS}, not {config.max_new_tokens}")
+    if not 0 < config.timeout_s <= MAX_TIMEOUT_S:
+        raise UsageError(f"--timeout must be above 0 and at most {MAX_TIMEOUT_S} seconds, not {config.timeout_s:g}")
     if not 0 <= config.seed < 2**63:
         raise UsageError(f"--seed must be between 0 and 2**63 - 1, not {config.seed}")
     if not config.prompts:

@@ -16,7 +16,7 @@ import pytest
 from alphamoe_profiler.bundle import BundleWriter, RunBundle
 from alphamoe_profiler.bundle_files import inside, rank_of_name, read_json, replacing
 from alphamoe_profiler.run_records import RankEnd, RunInfo
-from alphamoe_tracers.errors import EvidenceError, UsageError
+from alphamoe_tracers.errors import AlphaMoEError, EvidenceError, UsageError
 from alphamoe_tracers.records import TABLES, check_table
 
 
@@ -316,3 +316,35 @@ def test_run_json_is_the_same_bytes_for_the_same_run(tmp_path: Path) -> None:
     assert (first / "run.json").read_bytes() == (second / "run.json").read_bytes()
     run = read_json(first / "run.json", RunInfo)
     assert msgspec.structs.replace(run, seed=1).seed == 1
+
+
+def test_force_removes_nothing_that_no_run_writes(tmp_path: Path) -> None:
+    path = tmp_path / "mine"
+    (path / "kernels").mkdir(parents=True)
+    (path / "kernels/notes.txt").write_text("precious")
+    (path / "run.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"not a run bundle \(its run\.json is not one of a run\)"):
+        BundleWriter(path, force=True)
+    (path / "run.json").write_text('{"schema_version": 1, "run_id": "a", "world_size": 1}')
+    with pytest.raises(UsageError, match=r"it holds kernels/notes\.txt"):
+        BundleWriter(path, force=True)
+    (path / "kernels/rank=0").mkdir()
+    (path / "kernels/notes.txt").rename(path / "kernels/rank=0/notes.txt")
+    with pytest.raises(UsageError, match=r"it holds kernels/rank=0/notes\.txt"):
+        BundleWriter(path, force=True)
+    assert (path / "kernels/rank=0/notes.txt").read_text() == "precious"
+
+
+def test_of_two_launchers_in_one_empty_directory_one_is_told_so(tmp_path: Path) -> None:
+    run = RunBundle.open(golden.build(tmp_path / "model", world_size=1)).run
+    (tmp_path / "empty").mkdir()
+    first, second = BundleWriter(tmp_path / "empty"), BundleWriter(tmp_path / "empty")
+    first.write_run(run)
+    with pytest.raises(UsageError, match="another run has just begun there"):
+        second.write_run(run)
+    assert RunBundle.open(tmp_path / "empty").run == run
+
+
+def test_a_name_that_no_file_system_takes_is_told_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(AlphaMoEError, match="File name too long"):
+        BundleWriter(tmp_path / ("a" * 300))

@@ -50,10 +50,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print(diagnosis: Diagnosis) -> None:
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    from alphamoe_profiler.printable import printable_console
+
+    console = printable_console(file=sys.stdout, highlight=False, soft_wrap=True)
     colours = {"ok": "green", "missing": "yellow", "broken": "red"}
     for group, title in _GROUPS.items():
         console.print(Text(title, style="bold"))

@@ -131,11 +131,12 @@ def _progress() -> Iterator[Callable[[ImportPlan], FileProgress]]:
 
 
 def _tell(result: ImportResult) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(markup=False, highlight=False, emoji=False)
+    from alphamoe_profiler.printable import printable_console
+
+    console = printable_console(markup=False, highlight=False, emoji=False)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("rank", "kernels", "launches", "graph launches", "steps", "from"):
         table.add_column(name, header_style="dim", overflow="fold")

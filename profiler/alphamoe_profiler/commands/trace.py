@@ -8,6 +8,7 @@ from pathlib import Path
 
 from alphamoe_profiler.commands import check_json_target
 from alphamoe_profiler.faults import PHASES
+from alphamoe_profiler.printable import printable
 from alphamoe_tracers.errors import AlphaMoEError, UsageError
 
 _EXAMPLES = """\
@@ -131,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
     with TerminalProgress(config.ranks) as progress:
         result = run_session(config, progress)
     for note in result.notes:
-        sys.stderr.write(f"note: {note}\n")
+        sys.stderr.write(printable(f"note: {note}") + "\n")
     from alphamoe_profiler.commands.show import report
 
     try:

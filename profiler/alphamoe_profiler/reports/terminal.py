@@ -22,6 +22,7 @@ from rich.text import Text
 from alphamoe_profiler.evidence import ranks_told
 from alphamoe_profiler.inspection import PROGRAM, RankReport, RunReport
 from alphamoe_profiler.m_buckets import DiscreteSet, MBuckets
+from alphamoe_profiler.printable import printable_console
 from alphamoe_profiler.reports.imported import imported_head, print_imported
 from alphamoe_profiler.verdicts import Verdict, worst
 from alphamoe_profiler.witness import Cell
@@ -48,7 +49,7 @@ def print_report(report: RunReport, file: TextIO | None = None, width: int | Non
         file: where to; standard output by default.
         width: columns; the terminal's by default.
     """
-    console = Console(file=file, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
+    console = printable_console(file=file, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
     if console.is_terminal:
         _print(console, report)
         return
