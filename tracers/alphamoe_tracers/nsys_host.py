@@ -155,9 +155,9 @@ def _capture_times(db: NsysDatabase, union: str) -> dict[int, tuple[Int64s, Int6
     sql = f"SELECT t, s, e, n FROM ({union}) WHERE n LIKE '%Stream%Capture%' ORDER BY t, s"  # noqa: S608
     found: dict[int, tuple[list[int], list[int]]] = {}
     for thread, start, end, name in db.rows(sql):
-        if not all(isinstance(value, int) for value in (thread, start, end)):
+        if not all(isinstance(value, int) for value in (thread or 0, start, end)):
             continue
-        begins, ends = found.setdefault(thread, ([], []))
+        begins, ends = found.setdefault(thread or 0, ([], []))
         if "BeginCapture" in name and len(begins) == len(ends):
             begins.append(start)
         elif "EndCapture" in name and len(begins) > len(ends):

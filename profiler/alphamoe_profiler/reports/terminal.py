@@ -65,8 +65,8 @@ def _print(console: Console, report: RunReport) -> None:
         print_imported(console, report)
     else:
         _witnesses(console, report)
-    _m_buckets(console, report.m_buckets)
-    _coverage(console, report.ranks)
+    _m_buckets(console, report.m_buckets, "step annotation or log line" if report.run.imported else "receipt")
+    _coverage(console, report.ranks, report.run.kind == "imported")
     _memory(console, report)
     _wall_times(console, report)
     _lines(console, "Problems", report.problems, 12)
@@ -208,12 +208,12 @@ def _marked(verdict: Verdict, text: str) -> Text:
     return Text.assemble((verdict.value, _STYLE[verdict]), " ", text)
 
 
-def _m_buckets(console: Console, rows: Sequence[MBuckets]) -> None:
+def _m_buckets(console: Console, rows: Sequence[MBuckets], source: str) -> None:
     if not rows:
-        console.print("M buckets: no receipt of a witness step")
+        console.print(f"M buckets: no {source} of a witness step")
         console.print()
         return
-    title = "M buckets, by receipt: (n; min, max) and the exact set"
+    title = f"M buckets, by {source}: (n; min, max) and the exact set"
     columns = ("execution", "real tokens", "dispatch M", "kernel M")
     table = _table(console, title, *columns, folded=columns[1:])
     for row in rows:
@@ -244,7 +244,7 @@ def _kernel_set(row: MBuckets) -> Text:
     return text.append(f"\n{missing}", style="yellow")
 
 
-def _coverage(console: Console, ranks: Sequence[RankReport]) -> None:
+def _coverage(console: Console, ranks: Sequence[RankReport], imported: bool) -> None:
     total = sum(rank.kernels for rank in ranks)
     if not total:
         console.print("Attribution: no kernel was recorded")
@@ -253,8 +253,11 @@ def _coverage(console: Console, ranks: Sequence[RankReport]) -> None:
     attributed = sum(rank.attributed for rank in ranks)
     moe, moe_attributed = sum(rank.moe_kernels for rank in ranks), sum(rank.moe_attributed for rank in ranks)
     console.print(Text("Attribution", style="bold"))
-    console.print(f"{attributed:,} of {total:,} kernels attributed to request, step, layer, execution and M")
-    console.print(f"{moe_attributed:,} of {moe:,} MoE kernels of witness steps attributed")
+    if imported:
+        console.print(f"{attributed:,} of {total:,} kernels attributed to a launch inside a range or step annotation")
+    else:
+        console.print(f"{attributed:,} of {total:,} kernels attributed to request, step, layer, execution and M")
+        console.print(f"{moe_attributed:,} of {moe:,} MoE kernels of witness steps attributed")
     reasons: Counter[str] = sum((rank.reasons for rank in ranks), Counter())
     for reason, count in reasons.most_common():
         own = [rank.rank for rank in ranks if rank.reasons[reason]]
