@@ -362,7 +362,7 @@ def _summary(db: NsysDatabase, own: _Process) -> TraceSummary:
 
 def _file(db: NsysDatabase) -> dict[str, Any]:
     """Return what holds for every process of a file."""
-    lost = None
+    damage, lost = db.damage(), None
     if db.has("DIAGNOSTIC_EVENT", "text"):
         texts = (str(row[0]) for row in db.rows("SELECT text FROM DIAGNOSTIC_EVENT"))
         lost = next((text.splitlines()[0] for text in texts if text and any(w in text.lower() for w in _LOST)), None)
@@ -373,7 +373,7 @@ def _file(db: NsysDatabase) -> dict[str, Any]:
         "size_bytes": db.path.stat().st_size,
         "format": "nsys-sqlite",
         "format_version": db.schema_version,
-        "whole": lost is None,
-        "cut": f"nsys says: {lost}" if lost else None,
+        "whole": lost is None and damage is None,
+        "cut": f"damaged: {damage}" if damage else (f"nsys says: {lost}" if lost else None),
         "versions": {name: value for name, value in versions.items() if value},
     }

@@ -19,6 +19,8 @@ _MAGIC = b"SQLite format 3\x00"
 _HEADER_BYTES = 100
 _EXPORT_AGAIN = "export it again: nsys export --type sqlite --force-overwrite true REPORT.nsys-rep"
 _BUSY_TIMEOUT_S = 2.0
+# A damaged schema may be quoted in a message that is not UTF-8 itself.
+_SQLITE_ERRORS = (sqlite3.Error, OverflowError, UnicodeDecodeError)
 BATCH_ROWS = 65_536
 
 Row = tuple[Any, ...]
@@ -92,8 +94,13 @@ class NsysDatabase:
             cursor = self._connection.execute(sql, parameters)
             while batch := cursor.fetchmany(BATCH_ROWS):
                 yield batch
-        except (sqlite3.Error, OverflowError) as error:
+        except _SQLITE_ERRORS as error:
             raise _told(self.path, error) from error
+
+    def damage(self) -> str | None:
+        """Return what SQLite finds wrong with the file's structure, or None. Damage may hide rows without an error."""
+        found = [str(row[0]) for row in self.rows("PRAGMA quick_check(1)")]
+        return None if found == ["ok"] else (found[0].splitlines()[-1] if found and found[0] else "no answer")
 
     def _meta(self) -> dict[str, str]:
         """Return the export's own records about itself; the table has two names."""
@@ -118,7 +125,7 @@ def open_database(path: Path) -> Iterator[NsysDatabase]:
         if not journal:
             _refuse_locked(path)
         connection = sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S)
-    except sqlite3.Error as error:
+    except _SQLITE_ERRORS as error:
         raise _told(path, error) from error
     try:
         # Bytes that are not UTF-8 are kept readable; their ASCII part still matches rules.
@@ -128,7 +135,7 @@ def open_database(path: Path) -> Iterator[NsysDatabase]:
         connection.execute("PRAGMA temp_store = FILE")
         connection.execute("PRAGMA trusted_schema = OFF")
         yield NsysDatabase(path, connection)
-    except sqlite3.Error as error:
+    except _SQLITE_ERRORS as error:
         raise _told(path, error) from error
     finally:
         connection.close()
