@@ -180,7 +180,7 @@ def _summaries(
     merged = found != [""]
     if merged and len(tables["kernels"]) + len(tables["calls"]) > 0:
         found = [label for label in found if label or _has_rows(tables, labels, label)]
-    cut = UNCLOSED if unclosed else None if document.has_events or document.members else "no traceEvents"
+    cut = UNCLOSED if unclosed else None if document.has_events else "no traceEvents"
     common: dict[str, Any] = {
         "path": str(path),
         "format": "kineto",

@@ -17,6 +17,7 @@ _FOOTER_START = b'{"traceEvents":0'
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _IDENTITY = ("distributedInfo", "baseTimeNanoseconds", "traceEvents", "rank", "world_size")
 _LATEST_BASE_NS = 1 << 62
+_NO_EVENTS = object()
 
 
 @dataclass
@@ -41,8 +42,11 @@ class Header(msgspec.Struct, frozen=True):
     notes: tuple[str, ...]
 
 
-def strict_object(text: bytes, document: Document) -> None:
-    """Read a JSON object into a document's members; no NaN, no repeated key that changes who recorded it.
+def strict_object(text: bytes, document: Document) -> Any:
+    """Read a JSON object into a document's members, strictly: no NaN; keys repeated with other values are noted.
+
+    Returns:
+        The value of ``traceEvents``, which is no member; :data:`_NO_EVENTS` when there is none.
 
     Raises:
         Malformed: with the byte of ``text``.
@@ -72,8 +76,9 @@ def strict_object(text: bytes, document: Document) -> None:
     for key in value:
         if key in document.members and key != "traceEvents" and document.members[key] != value[key]:
             document.repeated.add(key)
-    value.pop("traceEvents", None)
+    events = value.pop("traceEvents", _NO_EVENTS)
     document.members.update(value)
+    return events
 
 
 def open_document(splitter: Splitter) -> Document:
@@ -179,15 +184,14 @@ def _without_events(splitter: Splitter) -> Document:
     document, offset = Document(has_events=False), splitter.offset
     text = splitter.rest()
     try:
-        strict_object(text, document)
+        events = strict_object(text, document)
     except Malformed as error:
         raise Malformed(offset + error.at, error.reason) from None
-    if found := _EVENTS_KEY.search(text):
-        value = text[found.end() :]
-        if not value.startswith(b"null"):
-            raise Malformed(offset + found.end(), "traceEvents is no list")
-    elif document.members:
+    if events is _NO_EVENTS and document.members:
         raise Malformed(offset, "no traceEvents: this is no Chrome trace")
+    if events is not _NO_EVENTS and events is not None:
+        found = _EVENTS_KEY.search(text)
+        raise Malformed(offset + (found.end() if found else 0), "traceEvents is no list")
     return document
 
 

@@ -21,6 +21,8 @@ INT64_MAX = 2**63 - 1
 
 _INT64_DIGITS = 19
 _MAX_CHARACTERS = 80
+_MAX_PLAIN_CHARACTERS = 28
+"""Longer text wraps around silently in Arrow's 128 bits (200 nines read as -1)."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ def read_numbers(tokens: Sequence[Token], decimals: int) -> Numbers:
 
 def _read_plain(text: bytes, lengths: npt.NDArray[np.int32], decimals: int) -> Int64s | None:
     """Read numbers that lie end to end; None where one of them is unusual, for example finer than can be kept."""
+    if len(lengths) and lengths.max() > _MAX_PLAIN_CHARACTERS:
+        return None
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     texts = pa.StringArray.from_buffers(len(lengths), pa.py_buffer(offsets.tobytes()), pa.py_buffer(text))
@@ -82,10 +86,12 @@ def _read_any(text: bytes, decimals: int) -> tuple[int | None, bool]:
         number = Decimal(text.decode("ascii"))
     except (DecimalException, UnicodeDecodeError):
         return None, False
+    if number == 0:
+        return 0, False
     if not number.is_finite() or number.adjusted() > _INT64_DIGITS:
         return None, False
     if number.adjusted() < -_MAX_CHARACTERS:
-        return 0, bool(number)
+        return (-1 if number < 0 else 0), True
     with localcontext() as context:
         context.prec = 3 * _MAX_CHARACTERS
         scaled = number.scaleb(decimals)

@@ -120,6 +120,8 @@ def overlaps(lanes: npt.NDArray[np.int64], start_ns: Int64s, end_ns: Int64s) -> 
         Rows that start before an earlier row of their lane has ended; the sum of all times; the time during which at
         least one row of a lane ran, summed over lanes.
     """
+    if not len(lanes):
+        return 0, 0, 0
     order = np.lexsort((start_ns, lanes))
     lanes, start_ns, end_ns = lanes[order], start_ns[order], end_ns[order]
     first_rows = np.flatnonzero(np.diff(lanes, prepend=lanes[:1] - 1))
