@@ -21,7 +21,8 @@ _EXPORT_AGAIN = "export it again: nsys export --type sqlite --force-overwrite tr
 _BUSY_TIMEOUT_S = 2.0
 # A damaged schema may be quoted in a message that is not UTF-8 itself.
 _SQLITE_ERRORS = (sqlite3.Error, OverflowError, UnicodeDecodeError)
-BATCH_ROWS = 65_536
+BATCH_ROWS = 16_384
+"""Rows that are Python objects at one time: some hundred bytes each."""
 
 Row = tuple[Any, ...]
 
@@ -131,7 +132,7 @@ def open_database(path: Path) -> Iterator[NsysDatabase]:
         # Bytes that are not UTF-8 are kept readable; their ASCII part still matches rules.
         connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
         connection.execute("PRAGMA query_only = ON")
-        connection.execute("PRAGMA cache_size = -65536")
+        connection.execute("PRAGMA cache_size = -32768")
         connection.execute("PRAGMA temp_store = FILE")
         connection.execute("PRAGMA trusted_schema = OFF")
         yield NsysDatabase(path, connection)

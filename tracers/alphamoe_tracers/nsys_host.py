@@ -28,17 +28,17 @@ class LaunchRows:
     kernel_rows: list[Int64s] = field(default_factory=list)
     """Correlation id of each kernel record, 0 where it has none."""
     node_rows: list[Int64s] = field(default_factory=list)
-    by_kind: dict[LaunchKind, list[int]] = field(default_factory=dict)
+    by_kind: dict[LaunchKind, list[Int64s]] = field(default_factory=dict)
     count: int = 0
     while_capturing: int = 0
 
     def ids(self, kind: LaunchKind) -> Int64s:
         """Return the distinct correlation ids of launches of one kind, captured ones left out."""
-        return np.unique(np.array(self.by_kind.get(kind, ()), np.int64))
+        return np.unique(np.concatenate([np.empty(0, np.int64), *self.by_kind.get(kind, ())]))
 
     def all_ids(self) -> Int64s:
         """Return the correlation ids of all launches."""
-        return np.concatenate([np.empty(0, np.int64), *(np.array(ids, np.int64) for ids in self.by_kind.values())])
+        return np.concatenate([np.empty(0, np.int64), *(ids for own in self.by_kind.values() for ids in own)])
 
 
 def launch_kind(api: str) -> LaunchKind | None:
@@ -85,10 +85,10 @@ def read_launches(
         seen = np.isin(ids, kernel_ids.get(process, np.empty(0, np.int64)))
         captured = (at >= 0) & (starts <= end[np.maximum(at, 0)]) & ~seen if len(begin) else np.zeros(len(ids), bool)
         own.while_capturing += int(captured.sum())
-        kinds = [launch_kind(str(api)) or "other" for api in texts(folded, "api")]
-        for kind, correlation, skip in zip(kinds, ids.tolist(), captured.tolist(), strict=True):
-            if not skip:
-                own.by_kind.setdefault(kind, []).append(correlation)
+        apis, codes = np.unique(texts(folded, "api").astype(str), return_inverse=True)
+        for code, api in enumerate(apis.tolist()):
+            chosen = ids[(codes.reshape(-1) == code) & ~captured]
+            own.by_kind.setdefault(launch_kind(api) or "other", []).append(chosen)
         yield process, folded
 
 
