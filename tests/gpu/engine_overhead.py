@@ -1,10 +1,12 @@
 """What recording costs the real engine: decode under graphs, bare and with each part of the instrumentation.
 
-    python tests/gpu/engine_overhead.py [--layers 4] [--json FILE]
+    python tests/gpu/engine_overhead.py [--layers 4] [--json FILE] [--ablate]
 
 World size 1, geometry qwen3-next-80b, one request, decode graph replays. Each mode runs in processes of its own, in an
-order that is mirrored half-way, so that a drift of the machine hits all modes alike. Bar: everything on slows decode
-by at most 8 % (aim: 3 %). Exits 1 when the bar is missed or a recording was not complete.
+order that is mirrored half-way, so that a drift of the machine hits all modes alike. ``--ablate`` adds modes that tell
+what the cost is made of: the collector alone, without step sentinels, with kernel records only, and torch.profiler
+(CUDA activities only). Bar: everything on slows decode by at most 8 % (aim: 3 %). Exits 1 when the bar is missed or a
+recording was not complete.
 """
 
 from __future__ import annotations
@@ -36,6 +38,9 @@ class Mode:
     nvtx: bool
     receipts: bool
     collector: bool
+    step_sentinels: bool = True
+    kernels_only: bool = False
+    torch_profiler: bool = False
 
 
 MODES = (
@@ -43,6 +48,12 @@ MODES = (
     Mode("nvtx", nvtx=True, receipts=False, collector=False),
     Mode("receipts", nvtx=False, receipts=True, collector=False),
     Mode("all on", nvtx=True, receipts=True, collector=True),
+)
+ABLATIONS = (
+    Mode("collector alone", nvtx=False, receipts=False, collector=True),
+    Mode("no step sentinels", nvtx=False, receipts=False, collector=True, step_sentinels=False),
+    Mode("kernel records only", nvtx=False, receipts=False, collector=True, step_sentinels=False, kernels_only=True),
+    Mode("torch.profiler", nvtx=False, receipts=False, collector=False, torch_profiler=True),
 )
 
 
@@ -59,11 +70,17 @@ def measure(mode: Mode, layers: int, out: Path) -> dict[str, Any]:
     from alphamoe_backend.parallel import TensorParallelGroup
     from alphamoe_tracers.receipts import ReceiptWriter
 
-    collector = Collector(out, 0)
+    source = None
+    if mode.kernels_only:
+        from alphamoe_tracers.cupti_source import CuptiSource
+
+        source = CuptiSource(kernels_only=True)
+    collector = Collector(out, 0, source=source)
 
     class Recording(NoObserver):
         def step_boundary(self, step: int) -> None:
-            collector.step_boundary(step)
+            if mode.step_sentinels:
+                collector.step_boundary(step)
 
         def graph_sentinel(self) -> None:
             collector.graph_sentinel()
@@ -93,10 +110,18 @@ def measure(mode: Mode, layers: int, out: Path) -> dict[str, Any]:
     prompt = torch.randint(32768, (PROMPT_TOKENS,), generator=torch.Generator().manual_seed(3)).tolist()
     if mode.collector:
         collector.open_window()
+    profiler = None
+    if mode.torch_profiler:
+        from torch.profiler import ProfilerActivity, profile
+
+        profiler = profile(activities=[ProfilerActivity.CUDA])
+        profiler.start()
     step_ms = []
     for index in range(REPEATS):
         (completion,) = engine.serve([Request(f"r{index}", tuple(prompt))], ("decode_graph_replay",), "performance")
         step_ms.append(completion.timings["decode_s"] * 1e3 / (NEW_TOKENS - 1))
+    if profiler is not None:
+        profiler.stop()
     result: dict[str, Any] = {"mode": mode.name, "step_ms": step_ms[1:], "receipts": recorder.receipts}
     if mode.collector:
         collector.close_window()
@@ -124,28 +149,30 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--child", choices=[mode.name for mode in MODES], help=argparse.SUPPRESS)
+    parser.add_argument("--child", choices=[mode.name for mode in (*MODES, *ABLATIONS)], help=argparse.SUPPRESS)
+    parser.add_argument("--ablate", action="store_true", help="also measure what the cost is made of")
     arguments = parser.parse_args()
-    modes = {mode.name: mode for mode in MODES}
+    modes = {mode.name: mode for mode in (*MODES, *ABLATIONS)}
     if arguments.child:
         with tempfile.TemporaryDirectory(prefix="alphamoe-overhead-") as out:
             print(json.dumps(measure(modes[arguments.child], arguments.layers, Path(out))))
         return 0
-    results = [run_child(mode, arguments.layers) for mode in (*MODES, *reversed(MODES))]
+    measured = (*MODES, *ABLATIONS) if arguments.ablate else MODES
+    results = [run_child(mode, arguments.layers) for mode in (*measured, *reversed(measured))]
     step_ms = {
         mode.name: statistics.median(
             ms for result in results if result["mode"] == mode.name for ms in result["step_ms"]
         )
-        for mode in MODES
+        for mode in measured
     }
     failures = [f"all on slows decode {step_ms['all on'] / step_ms['bare']:.3f} times, more than {BAR}"]
     failures = failures if step_ms["all on"] > BAR * step_ms["bare"] else []
     for result in results:
         if result.get("state", "on") != "on" or result.get("dropped"):
             failures.append(f"the recording was not complete: {result}")
-    print(f"{'mode':10} {'ms a step':>10} {'against bare':>13}")
+    print(f"{'mode':20} {'ms a step':>10} {'against bare':>13}")
     for name, ms in step_ms.items():
-        print(f"{name:10} {ms:10.4f} {ms / step_ms['bare']:13.3f}")
+        print(f"{name:20} {ms:10.4f} {ms / step_ms['bare']:13.3f}")
     print(*(f"FAIL {failure}" for failure in failures), sep="\n")
     if arguments.json:
         arguments.json.write_text(json.dumps({"step_ms": step_ms, "runs": results, "failures": failures}, indent=1))

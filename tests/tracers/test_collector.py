@@ -41,6 +41,7 @@ def rows(out: Path, name: str) -> list[dict[str, object]]:
 
 
 def started(out: Path, source: SyntheticSource, **options: object) -> Collector:
+    options = {"in_process": True, **options}
     collector = Collector(out, 0, source=source, flush_period_s=NEVER_S, **options)  # type: ignore[arg-type]
     collector.start()
     return collector
@@ -358,7 +359,6 @@ def test_fault_of_the_collector_itself_is_told(
     """An unexpected error in the writer thread ends the recording, not the program."""
     collector = started(tmp_path, source)
     monkeypatch.setattr(source, "resolve", lambda pointer: 1 / 0)
-    collector._writer.symbols.resolve = source.resolve  # type: ignore[union-attr]
     source.eager(MOE)
     collector.flush()
     summary = collector.stop()

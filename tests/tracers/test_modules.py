@@ -61,7 +61,7 @@ def test_symbol_is_tied_to_the_one_module_that_holds_it(tmp_path: Path, cubin: b
     digest = hashlib.sha256(cubin).hexdigest()
     for name, images in (("one", [cubin, cubin]), ("two", [cubin, cubin + b"\0"])):
         source = SyntheticSource()
-        collector = Collector(tmp_path / name, 0, source=source, flush_period_s=3600)
+        collector = Collector(tmp_path / name, 0, source=source, flush_period_s=3600, in_process=True)
         collector.start()
         for image in images:
             source.module(image)

@@ -179,6 +179,27 @@ class Layouts:
             dtypes[kind] = _dtype(other_fields, length)
         return cls({**{kind: dtype.itemsize for kind, dtype in dtypes.items()}, **sizes}, dtypes, name)
 
+    def described(self) -> dict[int, tuple[int, list[tuple[str, str, int]]]]:
+        """Return the dtypes as plain data: record length and (field, format, offset) by kind."""
+        return {
+            int(kind): (dtype.itemsize, [(name, of[0].str, of[1]) for name, of in (dtype.fields or {}).items()])
+            for kind, dtype in self.dtypes.items()
+        }
+
+    @classmethod
+    def restored(
+        cls,
+        sizes: Mapping[int, int],
+        described: Mapping[int, tuple[int, list[tuple[str, str, int]]]],
+        kernel_record: str,
+    ) -> Layouts:
+        """Return the layouts that another process chose and :meth:`described`."""
+        dtypes = {
+            Kind(kind): _dtype({name: (form, offset) for name, form, offset in fields}, length)
+            for kind, (length, fields) in described.items()
+        }
+        return cls(sizes, dtypes, kernel_record)
+
 
 def decode_buffer(
     buffer: npt.NDArray[np.uint8], layouts: Layouts, starts: npt.NDArray[np.int64] | None = None

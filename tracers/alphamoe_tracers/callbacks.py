@@ -20,9 +20,9 @@ from alphamoe_tracers.graph_nodes import GraphNode
 from alphamoe_tracers.libcupti import Libcupti
 from alphamoe_tracers.source import LoadedModule, RawBuffer, Sink
 
-BUFFER_BYTES = 2 << 20
-MOST_BUFFERS = 512
-"""Above a GiB of undecoded records a request is declined: CUPTI then drops records and counts them."""
+BUFFER_BYTES = 4 << 20
+MOST_BUFFERS = 256
+"""Above a GiB of records that are not sent yet a request is declined: CUPTI then drops records and counts them."""
 
 MODULE_LOADED = 6
 GRAPHNODE_CREATED = 13
@@ -59,7 +59,7 @@ class BufferPool:
         self._free: deque[int] = deque()
 
     def take(self) -> int:
-        """Return the address of a free buffer, eight-byte aligned, or 0 when all are waiting to be decoded."""
+        """Return the address of a free buffer, eight-byte aligned, or 0 when all are waiting to be sent."""
         try:
             return self._free.pop()
         except IndexError:

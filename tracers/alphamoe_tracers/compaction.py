@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 import numpy as np
 import pyarrow as pa
 
@@ -12,9 +9,9 @@ from alphamoe_tracers.columns import column
 from alphamoe_tracers.launches import fold_launches
 from alphamoe_tracers.parts import sorted_by_start, without_duplicates
 from alphamoe_tracers.range_pairing import with_depths
-from alphamoe_tracers.records import SentinelCount, SentinelKind
 from alphamoe_tracers.sentinels import SENTINEL_KINDS, count_sentinels, sentinel_symbol
 from alphamoe_tracers.tables import UNRESOLVED, symbols_table
+from alphamoe_tracers.wire import Finish, Outcome
 from alphamoe_tracers.writer import RecordWriter
 
 _DUPLICATE_KEYS = {
@@ -25,25 +22,13 @@ _DUPLICATE_KEYS = {
 }
 
 
-@dataclass(frozen=True)
-class Compacted:
-    """What the compaction counted."""
-
-    rows: dict[str, int]
-    duplicates: int
-    invalid_times: int
-    untimed: int
-    sentinels: tuple[SentinelCount, ...]
-    notes: tuple[str, ...]
-
-
-def compact(writer: RecordWriter, launched: Mapping[SentinelKind, int], started_ns: int) -> Compacted:
+def compact(writer: RecordWriter, finish: Finish) -> Outcome:
     """Replace the parts of every table by one sorted part.
 
     Args:
-        writer: finished.
-        launched: sentinels that the collector launched.
-        started_ns: kernels that ended before this are left over from an earlier session and are dropped.
+        writer: closed.
+        finish: what the traced process says at the end. Kernels that ended before its ``started_ns`` are left over from
+            an earlier session and are dropped.
 
     Raises:
         OSError: the parts of the tables that were not replaced yet are still there.
@@ -53,7 +38,7 @@ def compact(writer: RecordWriter, launched: Mapping[SentinelKind, int], started_
     for name, keys in _DUPLICATE_KEYS.items():
         tables[name], dropped = without_duplicates(tables[name], keys)
         duplicates += dropped
-    tables["kernels"], early = _without_earlier_session(tables["kernels"], started_ns)
+    tables["kernels"], early = _without_earlier_session(tables["kernels"], finish.started_ns)
     tables["launches"] = fold_launches(tables["launches"])
     tables["ranges"] = with_depths(tables["ranges"])
     for name in ("kernels", "transfers", "ranges"):
@@ -65,24 +50,22 @@ def compact(writer: RecordWriter, launched: Mapping[SentinelKind, int], started_
     start, end = column(tables["kernels"], "start_ns"), column(tables["kernels"], "end_ns")
     untimed = (start == 0) | (end == 0)
     ids = {kind: names.index(sentinel_symbol(kind)) for kind in SENTINEL_KINDS if sentinel_symbol(kind) in names}
-    notes = list(writer.notes)
+    notes = []
     if early:
         notes.append(f"{early} kernels that ended before the collector started were dropped")
     if writer.broken_buffers:
         notes.append(f"{writer.broken_buffers} activity buffers were read record by record")
-    return Compacted(
+    return Outcome(
         rows={name: table.num_rows for name, table in tables.items()},
         duplicates=duplicates,
         invalid_times=int(np.count_nonzero((end < start) & ~untimed)),
         untimed=int(np.count_nonzero(untimed)),
-        sentinels=count_sentinels(tables["kernels"], ids, dict(launched)),
+        # They carry the symbol <unresolved>.
+        unresolved_names=writer.symbols.unresolved if UNRESOLVED in names else 0,
+        sentinels=count_sentinels(tables["kernels"], ids, finish.launched),
+        range_problems=writer.pairer.problems,
         notes=tuple(notes),
     )
-
-
-def unresolved_names(writer: RecordWriter) -> int:
-    """Return how many kernel records had no readable name; they carry the symbol ``<unresolved>``."""
-    return writer.symbols.unresolved if UNRESOLVED in writer.symbols.strings else 0
 
 
 def _without_earlier_session(kernels: pa.Table, started_ns: int) -> tuple[pa.Table, int]:

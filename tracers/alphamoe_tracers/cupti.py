@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from alphamoe_tracers import libcupti
-from alphamoe_tracers.compaction import Compacted, compact, unresolved_names
 from alphamoe_tracers.libcupti import NVTX_INJECTION, CuptiError
+from alphamoe_tracers.parts import rows_on_disk
+from alphamoe_tracers.pump import Pump
 from alphamoe_tracers.records import TABLES, CollectorSummary, SentinelKind
-from alphamoe_tracers.replay import RawKeeper
+from alphamoe_tracers.scribe_process import ScribeProcess
 from alphamoe_tracers.source import ActivitySource, SourceUnavailableError
-from alphamoe_tracers.writer import RecordWriter
+from alphamoe_tracers.wire import Begin, Finish, Outcome
 
 
 def prepare_environment() -> str | None:
@@ -39,6 +40,8 @@ class Collector:
 
     No method raises for trouble of the environment (no CUPTI, another tool, a full disk): the collector is then off, or
     goes off, and its summary says why. Methods are called from the rank's main thread.
+
+    The records are decoded and written by a process beside this one (:mod:`alphamoe_tracers.scribe`).
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Collector:
         flush_period_s: float = 1.0,
         source: ActivitySource | None = None,
         keep_raw: Path | None = None,
+        in_process: bool = False,
     ) -> None:
         """Prepare a collector; nothing is recorded before :meth:`start`.
 
@@ -58,13 +62,16 @@ class Collector:
             flush_period_s: how often completed records become parts on disk.
             source: where records come from; CUPTI when left out.
             keep_raw: also store the raw buffers there, to be played by :class:`alphamoe_tracers.replay.ReplaySource`.
+            in_process: let the scribe be a thread, for tests of what it does.
         """
         self._out, self._rank, self._period_s = out, rank, flush_period_s
         self._process = os.getpid()
         self._source = source
         self._keep_raw = keep_raw
-        self._keeper = RawKeeper() if keep_raw is not None else None
-        self._writer: RecordWriter | None = None
+        self._in_process = in_process
+        self._clock: list[int] = []
+        """What the clock said each time that it was asked, for a recording to be played."""
+        self._pump: Pump | None = None
         self._reason: str | None = "the collector was not started"
         self._notes: list[str] = []
         self._launched: Counter[SentinelKind] = Counter()
@@ -76,12 +83,12 @@ class Collector:
     @property
     def recording(self) -> bool:
         """Whether records are being taken."""
-        return self._writer is not None and self._writer.failure is None and self._summary is None
+        return self._pump is not None and self._pump.failure is None and self._summary is None
 
     @property
     def reason(self) -> str | None:
         """Why nothing is recorded, or None."""
-        return self._reason if self._writer is None else self._writer.failure
+        return self._reason if self._pump is None else self._pump.failure
 
     def start(self) -> None:
         """Begin to record, or go off with a reason."""
@@ -90,19 +97,38 @@ class Collector:
                 from alphamoe_tracers.cupti_source import CuptiSource
 
                 self._source = CuptiSource()
-            writer = RecordWriter(self._out, self._rank, self._source, self._period_s, self._keeper)
-            self._source.start(writer)
+            pump = Pump(self._source, self._period_s)
+            self._source.start(pump)
             self._started_ns = self._now_ns()
+            begin = self._begin(self._source)
         except SourceUnavailableError as error:
             self._give_up(str(error))
             return
         except Exception as error:  # a broken installation must not end the traced program
             self._give_up(f"CUPTI could not be started, {type(error).__name__}: {error}")
             return
-        self._writer, self._reason = writer, None
-        writer.start()
+        try:
+            scribe = ScribeProcess(self._out, in_process=self._in_process)
+        except OSError as error:
+            self._give_up(f"the process that writes the records cannot be started: {error}")
+            return
+        self._pump, self._reason = pump, None
+        pump.start(scribe, begin)
         # CUPTI would call back into a dead interpreter.
         atexit.register(self._abandon)
+
+    def _begin(self, source: ActivitySource) -> Begin:
+        return Begin(
+            out=str(self._out.absolute()),
+            rank=self._rank,
+            process=source.process,
+            version=source.version,
+            sizes=dict(source.layouts.sizes),
+            fields=source.layouts.described(),
+            kernel_record=source.layouts.kernel_record,
+            api_names=[(kind, cbid, name) for (kind, cbid), name in source.api_names().items()],
+            keep_raw=str(self._keep_raw.absolute()) if self._keep_raw is not None else None,
+        )
 
     def _give_up(self, reason: str) -> None:
         self._reason = reason
@@ -136,9 +162,9 @@ class Collector:
 
     def flush(self) -> None:
         """Make every record of completed work durable before returning."""
-        if self.recording and self._writer is not None:
+        if self.recording and self._pump is not None:
             self._attempt("flush", lambda: self._required_source().flush(forced=True))
-            self._writer.barrier()
+            self._pump.barrier()
 
     def stop(self, known_sources: Mapping[str, str] | None = None) -> CollectorSummary:
         """Stop, compact each table into one part and say what was recorded. A second call returns the first summary.
@@ -147,61 +173,59 @@ class Collector:
             known_sources: sha256 of the CUDA source by sha256 of the cubin, of what this process compiled.
         """
         if self._summary is None:
-            compacted = None
-            if self._writer is not None:
+            outcome = None
+            if self._pump is not None:
                 atexit.unregister(self._abandon)
-                compacted = self._finish(self._writer, known_sources or {})
-            self._summary = self._summarise(compacted)
+                outcome = self._finish(self._pump, known_sources or {})
+            self._summary = self._summarise(outcome)
         return self._summary
 
-    def _finish(self, writer: RecordWriter, known_sources: Mapping[str, str]) -> Compacted | None:
+    def _finish(self, pump: Pump, known_sources: Mapping[str, str]) -> Outcome:
         source = self._required_source()
-        if writer.failure is None:
+        if pump.failure is None:
             self._attempt("synchronize", self._synchronize)
             self._attempt("flush", lambda: source.flush(forced=True))
         self._attempt("stop", source.stop)
-        writer.finish()
-        if writer.failure is not None:
-            return None
-        try:
-            if self._keeper is not None and self._keep_raw is not None:
-                self._keeper.save(self._keep_raw, source)
-            writer.modules.finish(known_sources, set(writer.symbols.strings))
-            return compact(writer, self._launched, self._started_ns)
-        except OSError as error:
-            text = error.strerror or str(error)
-            writer.failure = f"the last rows could not be written, {text}: rows up to the last closed part are kept"
-            return None
+        finish = Finish(
+            launched=dict(self._launched),
+            started_ns=self._started_ns,
+            known_sources=dict(known_sources),
+            clock=self._clock if self._keep_raw is not None else [],
+        )
+        return pump.finish(finish)
 
-    def _summarise(self, compacted: Compacted | None) -> CollectorSummary:
-        source, writer = self._source, self._writer
-        off = compacted is None or writer is None
-        notes = [*self._notes, *(source.notes if source else ()), *(compacted.notes if compacted else ())]
+    def _summarise(self, outcome: Outcome | None) -> CollectorSummary:
+        source, pump = self._source, self._pump
+        found = outcome or Outcome()
+        notes = [*self._notes, *(source.notes if source else ()), *(pump.notes if pump else ()), *found.notes]
+        off = outcome is None or self.reason is not None
         return CollectorSummary(
             state="off" if off else "on",
             reason=self.reason,
             cupti_library=source.library if source else None,
             cupti_version=source.version if source else None,
             cupti_python_version=source.python_version if source else libcupti.python_version(),
-            kernel_record=(source.layouts.kernel_record or None) if source and writer else None,
+            kernel_record=(source.layouts.kernel_record or None) if source and pump else None,
             window_open_ns=self._window_open_ns,
             window_close_ns=self._window_close_ns,
-            rows=compacted.rows if compacted else self._rows_kept(),
-            dropped=source.dropped() if source and writer else 0,
-            duplicates=compacted.duplicates if compacted else 0,
-            invalid_times=compacted.invalid_times if compacted else 0,
-            untimed=compacted.untimed if compacted else 0,
-            unresolved_names=unresolved_names(writer) if writer else 0,
-            sentinels=compacted.sentinels if compacted else (),
+            rows=self._rows_kept() if off else found.rows,
+            dropped=source.dropped() + pump.lost_records if source and pump else 0,
+            duplicates=found.duplicates,
+            invalid_times=found.invalid_times,
+            untimed=found.untimed,
+            unresolved_names=found.unresolved_names,
+            sentinels=() if off else found.sentinels,
             skipped_api_ids=source.skipped_api_ids if source else (),
-            range_problems=writer.pairer.problems if writer else (),
+            range_problems=found.range_problems,
             notes=tuple(notes),
         )
 
     def _rows_kept(self) -> dict[str, int]:
-        if self._writer is None:
+        try:
+            return rows_on_disk(self._out, self._rank) if self._pump is not None else dict.fromkeys(TABLES, 0)
+        except (OSError, ValueError) as error:
+            self._notes.append(f"what was kept could not be counted: {error}")
             return dict.fromkeys(TABLES, 0)
-        return {name: parts.written_rows for name, parts in self._writer.parts.items()}
 
     def _sentinel(self, kind: SentinelKind, number: int) -> None:
         if self.recording and self._attempt(
@@ -217,13 +241,13 @@ class Collector:
 
     def _now_ns(self) -> int:
         now = self._required_source().now_ns()
-        if self._keeper is not None:
-            self._keeper.clock.append(now)
+        if self._keep_raw is not None:
+            self._clock.append(now)
         return now
 
     def _attempt(self, what: str, action: Callable[[], None]) -> bool:
         """Do something that the environment may refuse; a refusal becomes a note, once for each kind of it."""
-        if self._writer is None:
+        if self._pump is None:
             return False
         try:
             action()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import threading
 from collections.abc import Mapping
 
 import numpy as np
@@ -28,7 +29,14 @@ _FLUSH_FORCED = 1
 class CuptiSource:
     """The real source; one at a time in a process, since CUPTI has one subscriber."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, kernels_only: bool = False) -> None:
+        """Prepare.
+
+        Args:
+            kernels_only: record kernels and nothing else, to measure what the rest costs.
+        """
+        self._kinds = (Kind.CONCURRENT_KERNEL,) if kernels_only else _ENABLED
+        self._api_domains = () if kernels_only else _API_DOMAINS
         self.layouts = Layouts({}, {}, "")
         self.process = os.getpid()
         self.library: str | None = None
@@ -44,6 +52,8 @@ class CuptiSource:
         self._sentinels = SentinelKernels()
         self._subscriber = ctypes.c_void_p()
         self._lib: Libcupti | None = None
+        self._walker: Libcupti | None = None
+        self._stopping = threading.Lock()
 
     def start(self, sink: Sink) -> None:
         """Subscribe, register buffers and enable what is recorded."""
@@ -56,7 +66,7 @@ class CuptiSource:
             self.version = lib.version()
             self.layouts = Layouts.choose(lib.record_sizes(), libcupti.exposed_kernel_dtypes())
             self._enable(lib, sink)
-            self._lib = lib
+            self._lib = self._walker = lib
             if os.environ.get(libcupti.NVTX_INJECTION) != lib.path:
                 self.notes += ("NVTX ranges are not recorded: call prepare_environment() before CUDA and NVTX start",)
         except CuptiError as error:
@@ -77,8 +87,10 @@ class CuptiSource:
         return ctypes.string_at(pointer)
 
     def record_starts(self, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-        """Walk a buffer with cuptiActivityGetNextRecord."""
-        return self._library().record_starts(data)
+        """Walk a buffer with cuptiActivityGetNextRecord; works after a stop too."""
+        if self._walker is None:
+            raise SourceUnavailableError("the collector is not recording")
+        return self._walker.record_starts(data)
 
     def now_ns(self) -> int:
         """Return cuptiGetTimestamp."""
@@ -109,14 +121,15 @@ class CuptiSource:
 
     def stop(self) -> None:
         """Disable everything, have the rest handed over, and give up the subscription."""
-        lib = self._lib
-        if lib is None:
-            return
-        self._withdraw(lib)
-        self._dropped += lib.dropped()
+        with self._stopping:  # a failed recording is stopped by another thread than the program's
+            lib = self._lib
+            if lib is None:
+                return
+            self._withdraw(lib)
+            self._dropped += lib.dropped()
         declined = process_callbacks().declined - self._declined_before
         if declined:
-            self.notes += (f"{declined} buffer requests were declined: decoding fell a GiB behind",)
+            self.notes += (f"{declined} buffer requests were declined: the scribe fell a GiB behind",)
 
     def _enable(self, lib: Libcupti, sink: Sink) -> None:
         callbacks = process_callbacks()
@@ -126,11 +139,11 @@ class CuptiSource:
         lib.call("cuptiActivityRegisterCallbacks", callbacks.requested, callbacks.completed)
         for cbid in (MODULE_LOADED, GRAPHNODE_CREATED, GRAPHNODE_CLONED):
             lib.call("cuptiEnableCallback", 1, self._subscriber, _RESOURCE_DOMAIN, cbid)
-        for kind in _ENABLED:
+        for kind in self._kinds:
             lib.call("cuptiActivityEnable", int(kind))
             self._enabled_kinds.append(kind)
         skipped = []
-        for kind, domain, enable in _API_DOMAINS:
+        for kind, domain, enable in self._api_domains:
             for cbid, name in lib.callback_names(domain).items():
                 if "aunch" not in name or "HostFunc" in name:  # a host function runs no kernel
                     continue

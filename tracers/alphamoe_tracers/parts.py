@@ -60,8 +60,6 @@ class Parts:
         self.folder = root / name / f"rank={rank}"
         self._staged: list[pa.Table] = []
         self._written: list[Path] = []
-        self.written_rows = 0
-        """Rows that are durable."""
 
     def append(self, table: pa.Table) -> None:
         """Stage rows in memory; :meth:`write` makes them durable."""
@@ -75,7 +73,6 @@ class Parts:
             table = combine(self.name, self._staged)
             write_table(path, table, _PART_LEVEL)
             self._written.append(path)
-            self.written_rows += table.num_rows
             self._staged.clear()
 
     def read(self) -> pa.Table:
@@ -93,6 +90,14 @@ class Parts:
                 path.unlink()
         self._written = [final]
         self._staged.clear()
+
+
+def rows_on_disk(root: Path, rank: int) -> dict[str, int]:
+    """Count the rows of each table in the closed parts of a rank, whoever wrote them."""
+    return {
+        name: sum(pq.ParquetFile(path).metadata.num_rows for path in (root / name / f"rank={rank}").glob("part-*"))
+        for name in TABLES
+    }
 
 
 def combine(name: str, tables: Sequence[pa.Table]) -> pa.Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,44 +15,9 @@ from alphamoe_tracers.activity import BrokenBufferError, Layouts
 from alphamoe_tracers.errors import EvidenceError
 from alphamoe_tracers.graph_nodes import GraphNode
 from alphamoe_tracers.records import SentinelKind
-from alphamoe_tracers.source import ActivitySource, LoadedModule, RawBuffer, Sink
+from alphamoe_tracers.source import LoadedModule, RawBuffer, Sink
 
 _MOST_IMAGE_BYTES = 64 << 10
-
-
-@dataclass
-class RawKeeper:
-    """Gathers what a collector's source hands over, to be saved as a recording."""
-
-    buffers: list[npt.NDArray[np.uint8]] = field(default_factory=list)
-    strings: dict[int, bytes] = field(default_factory=dict)
-    nodes: list[GraphNode] = field(default_factory=list)
-    modules: list[LoadedModule] = field(default_factory=list)
-    clock: list[int] = field(default_factory=list)
-
-    def resolving(self, resolve: Callable[[int], bytes]) -> Callable[[int], bytes]:
-        """Return ``resolve`` with every answer noted."""
-
-        def noted(pointer: int) -> bytes:
-            text = self.strings[pointer] = resolve(pointer)
-            return text
-
-        return noted
-
-    def save(self, path: Path, source: ActivitySource) -> None:
-        """Write the recording; module images above 64 KiB are left out."""
-        recording = Recording(
-            buffers=self.buffers,
-            strings=self.strings,
-            sizes=dict(source.layouts.sizes),
-            api_names=dict(source.api_names()),
-            nodes=self.nodes,
-            modules=[module for module in self.modules if len(module.image) <= _MOST_IMAGE_BYTES],
-            clock=self.clock,
-            process=source.process,
-            version=source.version,
-        )
-        recording.save(path)
 
 
 @dataclass
@@ -73,13 +38,14 @@ class Recording:
     version: int | None = None
 
     def save(self, path: Path) -> None:
-        """Write one compressed ``.npz`` without pickled objects."""
+        """Write one compressed ``.npz`` without pickled objects; module images above 64 KiB are left out."""
+        modules = [module for module in self.modules if len(module.image) <= _MOST_IMAGE_BYTES]
         meta = {
             "strings": {str(pointer): text.decode("latin-1") for pointer, text in self.strings.items()},
             "sizes": {str(kind): size for kind, size in self.sizes.items()},
             "api_names": [[kind, cbid, name] for (kind, cbid), name in self.api_names.items()],
             "nodes": self.nodes,
-            "modules": [[len(module.image), module.loaded_ns] for module in self.modules],
+            "modules": [[len(module.image), module.loaded_ns] for module in modules],
             "clock": self.clock,
             "process": self.process,
             "version": self.version,
@@ -90,7 +56,7 @@ class Recording:
                 file,
                 data=np.concatenate([np.empty(0, np.uint8), *self.buffers]),
                 lengths=np.array([len(buffer) for buffer in self.buffers], np.int64),
-                images=np.frombuffer(b"".join(module.image for module in self.modules), np.uint8),
+                images=np.frombuffer(b"".join(module.image for module in modules), np.uint8),
                 meta=np.frombuffer(json.dumps(meta, sort_keys=True).encode(), np.uint8),
             )
 

@@ -19,7 +19,7 @@ from alphamoe_tracers.symbols import base_name, demangle, symbol_class
 UNRESOLVED = "<unresolved>"
 _COPY_KINDS = ("unknown", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP")
 _TRANSFER_KINDS = (*(f"memcpy {name}" for name in _COPY_KINDS), "memset")
-_INTEGER_PAYLOADS = (1, 4)
+_UNSIGNED, _SIGNED = 1, 4
 """CUPTI_METRIC_VALUE_KIND_UINT64 and _INT64; other payload kinds are not integers and are left out."""
 
 Resolve = Callable[[int], bytes]
@@ -149,8 +149,14 @@ def markers(records: np.ndarray, names: StringTable) -> np.ndarray:
 
 
 def payloads(records: np.ndarray) -> np.ndarray:
-    """Return the integer payloads of marker-data records."""
-    records = records[np.isin(records["payload_kind"], _INTEGER_PAYLOADS)]
+    """Return the integer payloads of marker-data records.
+
+    CUPTI writes a marker-data record for every range of a domain. One that was pushed without a payload reads as an
+    unsigned 0, just as an unsigned 0 that was given would, so that this is taken for none. The ``nvtx`` package (and
+    with it :class:`~alphamoe_tracers.ranges.RangeDomain`) gives signed payloads, whose 0 is a 0.
+    """
+    kind, value = records["payload_kind"], records["payload"]
+    records = records[(kind == _SIGNED) | ((kind == _UNSIGNED) & (value != 0))]
     rows = np.empty(len(records), PAYLOAD_DTYPE)
     rows["id"] = records["id"]
     rows["value"] = records["payload"]
