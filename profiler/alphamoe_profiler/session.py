@@ -31,7 +31,6 @@ from alphamoe_profiler.trace_config import Resolved, TraceConfig, cpu_threads, d
 from alphamoe_tracers.errors import AlphaMoEError, UsageError
 from alphamoe_tracers.records import SCHEMA_VERSION
 from alphamoe_tracers.scribe_process import wait_for_scribes
-from alphamoe_tracers.scribe_process import wait_for_scribes
 
 RUN_ROOT = Path("alphamoe-runs")
 MAX_PROMPT_TOKENS = 16_384
