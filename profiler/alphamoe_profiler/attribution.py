@@ -136,7 +136,7 @@ def attribute(bundle: RunBundle, rank: int) -> AttributedKernels:
     after = placed & (started > (bounds.close_ns if bounds.close_ns is not None else np.iinfo(np.int64).max))
     frame["in_window"] = ~before & ~after
     conditions = {
-        "sentinel": frame["base"].astype("object").str.startswith(SENTINEL_PREFIX).fillna(False).to_numpy(bool),
+        "sentinel": _named(frame["base"], SENTINEL_PREFIX),
         "before window": before,
         "after window": after,
         "symbol unknown": frame["base"].isna().to_numpy(),
@@ -165,6 +165,13 @@ def _first_reason(conditions: dict[str, npt.NDArray[np.bool_]], count: int) -> p
     for code, reason in enumerate(REASONS):
         codes[(codes < 0) & conditions[reason]] = code
     return coded(codes, list(REASONS))
+
+
+def _named(names: pd.Series, prefix: str) -> npt.NDArray[np.bool_]:
+    """Say which names begin with a prefix, asking once a distinct name; False where there is none."""
+    hit = np.array([str(name).startswith(prefix) for name in names.cat.categories], bool)
+    codes = names.cat.codes.to_numpy()
+    return np.where(codes >= 0, hit[codes], False) if len(hit) else np.zeros(len(codes), bool)
 
 
 def _nullable(values: Ints) -> pd.arrays.IntegerArray:

@@ -85,11 +85,11 @@ def moe_counts(evidence: Evidence) -> pd.DataFrame:
     """Count MoE kernels of witness steps: rank, execution (null where unknown), symbol, class, kernels."""
     parts = []
     for rank, frame in evidence.frames.items():
-        classes = frame["class"].astype(object).fillna("")
-        moe = classes.str.startswith(MOE_CLASSES) | frame["base"].isin((*evidence.required, *evidence.forbidden))
-        own = frame.loc[moe & counted_as_real(frame), ["execution", "base", "class"]].astype(object)
-        sizes = own.groupby(["execution", "base", "class"], dropna=False).size().rename("kernels").reset_index()
-        parts.append(sizes.assign(rank=rank))
+        of_class = [name for name in frame["class"].cat.categories if str(name).startswith(MOE_CLASSES)]
+        moe = frame["class"].isin(of_class) | frame["base"].isin((*evidence.required, *evidence.forbidden))
+        own = frame.loc[moe & counted_as_real(frame), ["execution", "base", "class"]]
+        sizes = own.groupby(["execution", "base", "class"], dropna=False, observed=True).size().rename("kernels")
+        parts.append(sizes.reset_index().astype({name: object for name in own.columns}).assign(rank=rank))
     whole = pd.concat(parts, ignore_index=True).rename(columns={"base": "symbol"})
     order = {execution: number for number, execution in enumerate(EXECUTIONS)}
     whole["_order"] = whole["execution"].map(order).fillna(len(order))

@@ -35,7 +35,7 @@ class SubmissionTable:
         """One submission for each distinct shape; ``rows.shape`` points here."""
         self.rows = self._expand(unique)
         """receipt, layer, symbol, M, shape: one row a submission, in order."""
-        self.symbols = pd.Index(sorted(set(self.rows["symbol"])), dtype=object)
+        self.symbols = pd.Index(sorted({item.symbol for item in self.geometries}), dtype=object)
         keys = self._keys(
             self.rows["receipt"].to_numpy(),
             self.rows["layer"].to_numpy(),
