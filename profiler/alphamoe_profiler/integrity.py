@@ -85,6 +85,10 @@ def _receipts(evidence: Evidence) -> Check:
             if receipt.step in steps:
                 found.append(f"rank {rank} step {receipt.step}: two different receipts")
             steps.add(receipt.step)
+            # Dispatch M includes graph padding: no submission can have worked on more tokens than the layer was given.
+            kernel_M = max((item.M for item in receipt.kernels), default=0)
+            if receipt.M is not None and kernel_M > receipt.M:
+                found.append(f"rank {rank} step {receipt.step}: kernel M {kernel_M} exceeds dispatch M {receipt.M}")
             if receipt.execution == "eager" and any(item.captured for item in receipt.kernels):
                 found.append(f"rank {rank} step {receipt.step}: an eager step with submissions made while capturing")
     return _judged("receipts", found, sum(map(len, evidence.receipts.values())))
