@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import select
@@ -16,7 +17,7 @@ import fake_ranks
 import pytest
 
 from alphamoe_profiler import supervisor
-from alphamoe_profiler.rank_messages import EXIT_ORPHANED, EXIT_STOPPED, STOP
+from alphamoe_profiler.rank_messages import EXIT_ORPHANED, EXIT_STOPPED, STOP, RankTask
 from alphamoe_profiler.supervisor import Supervision, Supervisor, Target
 from alphamoe_profiler.watchdog import Watchdog
 
@@ -139,3 +140,11 @@ def test_the_watchdog_saves_before_it_ends_a_rank_that_hangs(monkeypatch: pytest
 def test_the_watchdog_leaves_a_rank_alone_that_is_ending_by_itself() -> None:
     # What ends it here is the closed pipe, after the word was heard and ignored.
     assert watch(STOP, ending=True) == ([EXIT_ORPHANED], [])
+
+
+def test_a_rank_that_cannot_be_started_ends_the_run_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(supervisor: Supervisor, task: RankTask) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(Supervisor, "_start_rank", refuse)
+    assert supervise(fake_ranks.finishes).error == "rank 0 could not be started: Too many open files"
