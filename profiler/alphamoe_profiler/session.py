@@ -72,8 +72,8 @@ def run_session(
     started_s = time.monotonic()
     try:
         Path.cwd()
-    except OSError as error:
-        raise AlphaMoEError(f"the current directory is gone ({error.strerror})", "change to one that exists") from error
+    except OSError as gone:
+        raise AlphaMoEError(f"the current directory is gone ({gone.strerror})", "change to one that exists") from gone
     plan = resolve(config, survey_gpus())
     _check_backend(plan)
     tokenizer = ChatTokenizer()
