@@ -1,8 +1,8 @@
 """Reads PyTorch (Kineto) Chrome traces, of 2021 to today, into the tables of a run bundle.
 
-A thread inflates the file, this process parses it in pieces of a mebibyte, and with ``workers=2`` a second process
-parses every other piece. Memory grows by about 45 bytes for each kernel (5 % of the text) and by nothing for the rest.
-Rows reach the sink only when the whole document turned out to be valid.
+A thread inflates the file, this process parses it in pieces of half a mebibyte, and with ``workers=2`` a second
+process parses about every other piece. Memory grows by about 45 bytes for each kernel (5 % of the text) and by nothing
+for the rest. Rows reach the sink only when the whole document turned out to be valid.
 
 Stored times are the trace's own, in nanoseconds, plus its ``baseTimeNanoseconds`` where it has one, which makes them
 Unix times. A key that an event repeats counts with its last value, as everywhere in JSON.
@@ -11,10 +11,7 @@ Unix times. A key that an event repeats counts with its last value, as everywher
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import ExitStack
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +24,18 @@ from alphamoe_tracers.kineto_kinds import Identities
 from alphamoe_tracers.kineto_names import TraceName, parse_label, parse_trace_name
 from alphamoe_tracers.kineto_rank import RankRows, put_rank
 from alphamoe_tracers.kineto_rows import TraceRows, with_rows
-from alphamoe_tracers.kineto_split import CHUNK_BYTES, Malformed, Outcome, Piece, Splitter, parse_piece
+from alphamoe_tracers.kineto_split import CHUNK_BYTES, Malformed, Piece, Splitter
 from alphamoe_tracers.kineto_stream import Blocks, inflate
 from alphamoe_tracers.kineto_tables import labels_of
+from alphamoe_tracers.kineto_worker import Result, Ticket, Worker, try_piece
 from alphamoe_tracers.trace_files import Clock, Progress, TraceSink, TraceSummary
 
 UNCLOSED = "file was not closed: the run may have been cut"
 _TABLES = ("kernels", "transfers", "calls", "annotations", "marks")
 _PIECES_AHEAD = 8
-_PIECES_A_WORKER = 2
 _LOOK_AHEAD_BYTES = 1 << 16
 _UNIX_US = 10**15  # 2001 in microseconds; a machine has not run that long
 _BOOT_US = (10**6, 3 * 10**14)
-_Result = Outcome | Malformed
 
 
 def read_kineto(
@@ -65,14 +61,10 @@ def read_kineto(
     rows = TraceRows()
     with ExitStack() as stack:
         blocks = stack.enter_context(Blocks(path, progress))
-        pool = None
-        if workers > 1:
-            # Spawned, not forked: the reading thread may hold locks.
-            pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
-            stack.callback(pool.shutdown, wait=True, cancel_futures=True)
+        worker = stack.enter_context(Worker(chunk_bytes)) if workers > 1 else None
         splitter = Splitter(iter(blocks), chunk_bytes)
         try:
-            document, unclosed = _read(splitter, rows, pool)
+            document, unclosed = _read(splitter, rows, worker)
         except Malformed as error:
             raise _evidence_error(path, error) from None
         sha256, size_bytes = blocks.sha256, blocks.size_bytes
@@ -82,69 +74,53 @@ def read_kineto(
     return _summaries(path, sink, rows, document, unclosed, {"sha256": sha256, "size_bytes": size_bytes})
 
 
-def _read(splitter: Splitter, rows: TraceRows, pool: ProcessPoolExecutor | None) -> tuple[Document, bool]:
+def _read(splitter: Splitter, rows: TraceRows, worker: Worker | None) -> tuple[Document, bool]:
     """Read the whole document; say whether it was left open."""
     document = open_document(splitter)
     unclosed = False
     if document.has_events:
-        unclosed = _read_events(splitter, rows, pool)
+        unclosed = _read_events(splitter, rows, worker)
         offset = splitter.offset
         closed = close_document(splitter.rest(), offset, document)
         unclosed = unclosed or not closed
     return document, unclosed
 
 
-def _read_events(splitter: Splitter, rows: TraceRows, pool: ProcessPoolExecutor | None) -> bool:
+def _read_events(splitter: Splitter, rows: TraceRows, worker: Worker | None) -> bool:
     """Read the event array and leave the splitter just behind it; say whether it was left open.
 
     Results are used in the order of the file. What a later piece gave means nothing when an earlier one turns out to
     have been cut in the wrong place, or to hold the array's end.
     """
-    pending: deque[tuple[Piece, Future[_Result] | _Result]] = deque()
+    pending: deque[tuple[Piece, Ticket | Result]] = deque()
     more = True
     while True:
-        while more and len(pending) < (_PIECES_AHEAD if pool else 1):
+        while more and len(pending) < (_PIECES_AHEAD if worker else 1):
             piece = splitter.next_piece()
             more = piece is not None and not piece.last
             if piece is not None:
-                pending.append((piece, _work_on(piece, pending, pool)))
+                ticket = worker.submit(piece.data, piece.first, piece.last) if worker else None
+                pending.append((piece, ticket or try_piece(piece.data, piece.first, piece.last)))
         if not pending:
             return True
         piece, work = pending.popleft()
-        outcome = work.result() if isinstance(work, Future) else work
+        outcome = work.result() if isinstance(work, Ticket) else work
         if isinstance(outcome, Malformed):
             raise Malformed(piece.offset + outcome.at, outcome.reason)
-        later = b"".join(other.data for other, _ in pending)
         if outcome.bad_cut:
             if splitter.careful:
                 raise Malformed(piece.offset + len(piece.data), "a record does not end")
-            splitter.restart_at(piece.data + later, first=piece.first)
+            later = [other.data for other, _ in pending]
+            splitter.restart_at(b"".join([piece.data, *later]), first=piece.first)
             pending.clear()
             more = True
             continue
         if outcome.rows is not None:
             rows.add(outcome.rows)
         if outcome.end is not None:
-            splitter.push_back(piece.data[outcome.end :] + later)
+            later = [other.data for other, _ in pending]
+            splitter.push_back(b"".join([piece.data[outcome.end :], *later]))
             return outcome.unclosed
-
-
-def _work_on(
-    piece: Piece, pending: Sequence[tuple[Piece, Future[_Result] | _Result]], pool: ProcessPoolExecutor | None
-) -> Future[_Result] | _Result:
-    """Give a piece to the other process while that has less than two, else parse it here."""
-    if pool is not None:
-        busy = sum(isinstance(work, Future) and not work.done() for _, work in pending)
-        if busy < _PIECES_A_WORKER:
-            return pool.submit(_try_piece, piece.data, piece.first, piece.last)
-    return _try_piece(piece.data, piece.first, piece.last)
-
-
-def _try_piece(data: bytes, first: bool, last: bool) -> _Result:
-    try:
-        return parse_piece(data, first=first, last=last)
-    except Malformed as error:
-        return error
 
 
 def _evidence_error(path: Path, error: Malformed) -> EvidenceError:

@@ -151,14 +151,30 @@ def parse_events(text: bytes) -> ChunkRows:
         _other_phases([event for event in events if event.ph in ("M", "B", "E")], chunk)
     wanted = [event for event in events if event.cat in tables and event.ph == "X"]
     by_table = {table: [e for e in wanted if tables[e.cat] == table] for table in set(tables.values())}
-    if kernels := by_table.get("kernels"):
-        chunk.kernels = _device_rows(kernels, _kernel_kinds(kernels), ("graph", "node"), chunk.odd)
-    if transfers := by_table.get("transfers"):
-        chunk.transfers = _device_rows(transfers, _transfer_kinds(transfers), ("bytes", "node"), chunk.odd)
-    if calls := by_table.get("calls"):
-        chunk.calls = _device_rows(calls, _call_kinds(calls), (), chunk.odd)
-    if annotations := by_table.get("annotations"):
-        chunk.annotations = _rows(annotations, _call_kinds(annotations), chunk.odd)
+    kernels, transfers = by_table.get("kernels", []), by_table.get("transfers", [])
+    calls, annotations = by_table.get("calls", []), by_table.get("annotations", [])
+    # Numbers of all tables are read together: small calls cost more than what they do.
+    device = len(kernels) + len(transfers)
+    members = [*kernels, *transfers, *calls, *annotations]
+    start_ns, end_ns = _times(members, chunk.odd)
+    args = [event.args or _NO_ARGS for event in members[: device + len(calls)]]
+    correlation = np.zeros(len(members), np.int64)
+    correlation[: len(args)] = _ids(map(_CORRELATION, args))
+
+    def rows(keys: list[bytes], first: int) -> Rows:
+        part = slice(first, first + len(keys))
+        return _rows(keys, start_ns[part], end_ns[part], correlation[part])
+
+    if kernels:
+        chunk.kernels = rows(_kernel_kinds(kernels, args), 0)
+        _add_extra(chunk.kernels, args[: len(kernels)], ("graph", "node"))
+    if transfers:
+        chunk.transfers = rows(_transfer_kinds(transfers, args[len(kernels) :]), len(kernels))
+        _add_extra(chunk.transfers, args[len(kernels) : device], ("bytes", "node"))
+    if calls:
+        chunk.calls = rows(_call_kinds(calls), device)
+    if annotations:
+        chunk.annotations = rows(_call_kinds(annotations), device + len(calls))
     return chunk
 
 
@@ -209,25 +225,24 @@ def _other_phases(others: Iterable[Event], chunk: ChunkRows) -> None:
                 chunk.labels.append((bytes(event.pid), label))
     marks = [event for event in others if event.ph != "M" and _table_of(event.cat.lower()) != "kernels"]
     if marks:
-        chunk.marks = _rows(marks, _call_kinds(marks), chunk.odd, durations=False)
+        start_ns, end_ns = _times(marks, chunk.odd, durations=False)
+        chunk.marks = _rows(_call_kinds(marks), start_ns, end_ns, np.zeros(len(marks), np.int64))
         chunk.marks.extra["is_end"] = np.array([mark.ph == "E" for mark in marks], np.int64)
 
 
-def _kernel_kinds(events: Sequence[Event]) -> list[bytes]:
+def _kernel_kinds(events: Sequence[Event], args: Sequence[Args]) -> list[bytes]:
     return [
         _SEPARATOR.join(
             (e.pid, e.tid, e.name, a.device, a.context, a.stream, a.grid, a.block, a.registers, a.shared, a.cluster)
         )
-        for e in events
-        for a in (e.args or _NO_ARGS,)
+        for e, a in zip(events, args, strict=False)
     ]
 
 
-def _transfer_kinds(events: Sequence[Event]) -> list[bytes]:
+def _transfer_kinds(events: Sequence[Event], args: Sequence[Args]) -> list[bytes]:
     return [
         _SEPARATOR.join((e.pid, e.tid, e.name, a.device, a.stream, e.cat.lower().encode()))
-        for e in events
-        for a in (e.args or _NO_ARGS,)
+        for e, a in zip(events, args, strict=False)
     ]
 
 
@@ -235,35 +250,39 @@ def _call_kinds(events: Sequence[Event]) -> list[bytes]:
     return [_SEPARATOR.join((e.pid, e.tid, e.name)) for e in events]
 
 
-def _device_rows(events: list[Event], keys: list[bytes], numbers: tuple[str, ...], odd: Counter[str]) -> Rows:
-    rows = _rows(events, keys, odd)
-    args = [event.args or _NO_ARGS for event in events]
-    rows.correlation = np.maximum(read_numbers(list(map(_CORRELATION, args)), 0).values, 0)
-    for name in numbers:
-        tokens = [getattr(a, name) for a in args]
+def _ids(tokens: Iterable[Raw]) -> Int64s:
+    """Read ids, of which only positive ones are ids."""
+    return np.maximum(read_numbers(list(tokens), 0).values, 0)
+
+
+def _add_extra(rows: Rows, args: Sequence[Args], names: tuple[str, ...]) -> None:
+    for name in names:
+        tokens = list(map(attrgetter(name), args))
         if any(map(len, tokens)):
-            rows.extra[name] = np.maximum(read_numbers(tokens, 0).values, 0)
-    return rows
+            rows.extra[name] = _ids(tokens)
 
 
-def _rows(events: list[Event], keys: list[bytes], odd: Counter[str], *, durations: bool = True) -> Rows:
+def _times(events: Sequence[Event], odd: Counter[str], *, durations: bool = True) -> tuple[Int64s, Int64s]:
+    """Return start and end, both 0 where there is no usable time."""
+    n = len(events)
+    tokens = list(map(_TS, events))
+    if durations:
+        tokens += map(_DUR, events)
+    numbers = read_numbers(tokens, 3)
+    start_ns, timed = numbers.values[:n], numbers.known[:n]
+    duration_ns = np.zeros(n, np.int64)
+    if durations:
+        duration_ns, timed = numbers.values[n:], timed & numbers.known[n:]
+    end_ns = start_ns + duration_ns
+    # Beyond this (the year 2116) no clock goes, and a time base may still be added to a stored time.
+    for values in (start_ns, duration_ns, end_ns):
+        timed = timed & (np.abs(values) < _LATEST_NS)
+    odd["times finer than a nanosecond, rounded down"] += numbers.finer
+    odd["records without a readable time"] += n - int(timed.sum())
+    return np.where(timed, start_ns, 0), np.where(timed, end_ns, 0)
+
+
+def _rows(keys: list[bytes], start_ns: Int64s, end_ns: Int64s, correlation: Int64s) -> Rows:
     codes: dict[bytes, int] = {}
     numbered = [codes.setdefault(key, len(codes)) for key in keys]
-    start = read_numbers(list(map(_TS, events)), 3)
-    timed, duration_ns, finer = start.known, np.zeros(len(events), np.int64), start.finer
-    if durations:
-        duration = read_numbers(list(map(_DUR, events)), 3)
-        timed, duration_ns, finer = timed & duration.known, duration.values, finer + duration.finer
-    end_ns = start.values + duration_ns
-    # Beyond this (the year 2116) no clock goes, and a time base may still be added to a stored time.
-    for values in (start.values, duration_ns, end_ns):
-        timed = timed & (np.abs(values) < _LATEST_NS)
-    odd["times finer than a nanosecond, rounded down"] += finer
-    odd["records without a readable time"] += len(events) - int(timed.sum())
-    return Rows(
-        kinds=list(codes),
-        codes=np.array(numbered, np.int32),
-        start_ns=np.where(timed, start.values, 0),
-        end_ns=np.where(timed, end_ns, 0),
-        correlation=np.zeros(len(events), np.int64),
-    )
+    return Rows(list(codes), np.array(numbered, np.int32), start_ns, end_ns, correlation)

@@ -15,8 +15,8 @@ import msgspec
 
 from alphamoe_tracers.kineto_chunk import ChunkRows, parse_events
 
-CHUNK_BYTES = 1 << 20
-"""Small enough for the caches: 8 MiB pieces parse at half the speed."""
+CHUNK_BYTES = 1 << 19
+"""Small enough for the caches: pieces of 8 MiB parse at half the speed."""
 MAX_RECORD_BYTES = 64 << 20
 """The largest single event, and the most text before and after the events."""
 

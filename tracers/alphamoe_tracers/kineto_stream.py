@@ -15,12 +15,12 @@ from alphamoe_tracers.trace_files import Progress
 
 GZIP_MAGIC = b"\x1f\x8b"
 _READ_BYTES = 1 << 18
-_BLOCK_BYTES = 1 << 21
+_BLOCK_BYTES = 1 << 20
 _BLOCKS_AHEAD = 4
 
 
 def inflate(file: BinaryIO, name: str) -> Iterator[bytes]:
-    """Yield a file's content in blocks of at most 2 MiB; gzip is known by its magic bytes, never by the name.
+    """Yield a file's content in blocks of at most 1 MiB; gzip is known by its magic bytes, never by the name.
 
     Several gzip members follow one another; zeros after the last member are padding.
 

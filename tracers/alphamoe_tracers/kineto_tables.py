@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from alphamoe_tracers.columns import strings_by_code
+from alphamoe_tracers.kineto_arrow import integers, words
 from alphamoe_tracers.kineto_chunk import KERNEL_FIELDS, TRANSFER_FIELDS, Rows, text_of
 from alphamoe_tracers.kineto_kinds import Identities, int32_of, shape_of, unlabelled
 from alphamoe_tracers.kineto_numbers import Int64s
@@ -100,7 +100,7 @@ def kernel_batches(
             "graph_id": _nullable(_extra(batch, "graph")),
             "graph_node_id": _nullable(_extra(batch, "node")),
         }
-        yield pa.table([columns[name] for name in KERNELS.names], schema=KERNELS)
+        yield _table(columns, KERNELS)
 
 
 def transfer_batches(rows: Rows, process: Int64s, identities: Identities, base_ns: int) -> Iterator[pa.Table]:
@@ -112,7 +112,7 @@ def transfer_batches(rows: Rows, process: Int64s, identities: Identities, base_n
     for batch, part in _batches(rows):
         columns: dict[str, Any] = {
             "process": process[part],
-            "kind": strings_by_code(codes[batch.codes], kinds, TRANSFERS.field("kind").type),
+            "kind": words(codes[batch.codes], kinds, TRANSFERS.field("kind").type),
             "bytes": _extra(batch, "bytes"),
             "start_ns": shifted(batch.start_ns, batch, base_ns),
             "end_ns": shifted(batch.end_ns, batch, base_ns),
@@ -121,7 +121,7 @@ def transfer_batches(rows: Rows, process: Int64s, identities: Identities, base_n
             "correlation_id": _nullable(batch.correlation),
             "graph_node_id": _nullable(_extra(batch, "node")),
         }
-        yield pa.table([columns[name] for name in TRANSFERS.names], schema=TRANSFERS)
+        yield _table(columns, TRANSFERS)
 
 
 def launch_batches(rows: Rows, identities: Identities, base_ns: int) -> Iterator[pa.Table]:
@@ -138,9 +138,9 @@ def launch_batches(rows: Rows, identities: Identities, base_ns: int) -> Iterator
             "start_ns": shifted(batch.start_ns, batch, base_ns),
             "end_ns": shifted(np.maximum(batch.start_ns, batch.end_ns), batch, base_ns),
             "correlation_id": _nullable(batch.correlation),
-            "api": strings_by_code(codes[batch.codes], apis, LAUNCHES.field("api").type),
+            "api": words(codes[batch.codes], apis, LAUNCHES.field("api").type),
         }
-        yield pa.table([columns[name] for name in LAUNCHES.names], schema=LAUNCHES)
+        yield _table(columns, LAUNCHES)
 
 
 def range_batches(annotations: Rows, marks: Rows, identities: Identities, base_ns: int) -> tuple[list[pa.Table], Any]:
@@ -167,14 +167,14 @@ def _range_table(rows: Rows, is_open: npt.NDArray[np.bool_], identities: Identit
         "process": process[rows.codes],
         "thread": thread[rows.codes],
         "start_ns": shifted(rows.start_ns, rows, base_ns),
-        "end_ns": pa.array(end_ns, mask=is_open),
-        "domain": strings_by_code(constant, [RANGE_DOMAIN], RANGES.field("domain").type),
-        "name": strings_by_code(codes, texts, RANGES.field("name").type),
-        "payload": pa.nulls(len(rows), pa.int64()),
+        "end_ns": integers(end_ns, is_open),
+        "domain": words(constant, [RANGE_DOMAIN], RANGES.field("domain").type),
+        "name": words(codes, texts, RANGES.field("name").type),
+        "payload": integers(constant, np.ones(len(rows), bool)),
         "depth": constant.astype(np.int16),
-        "kind": strings_by_code(constant, ["push_pop"], RANGES.field("kind").type),
+        "kind": words(constant, ["push_pop"], RANGES.field("kind").type),
     }
-    return pa.table([columns[name] for name in RANGES.names], schema=RANGES)
+    return _table(columns, RANGES)
 
 
 def _paired(marks: Rows, identities: Identities) -> tuple[Rows, npt.NDArray[np.bool_], list[str]]:
@@ -210,13 +210,19 @@ def _batches(rows: Rows) -> Iterator[tuple[Rows, slice]]:
         yield with_rows(rows, part), part
 
 
+def _table(columns: dict[str, Any], schema: pa.Schema) -> pa.Table:
+    ordered = (columns[name] for name in schema.names)
+    arrays = [integers(values) if isinstance(values, np.ndarray) else values for values in ordered]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
 def _extra(rows: Rows, name: str) -> Int64s:
     values = rows.extra.get(name)
     return np.zeros(len(rows), np.int64) if values is None else values
 
 
 def _nullable(values: Int64s) -> Any:
-    return pa.array(values, mask=values == 0)
+    return integers(values, values == 0)
 
 
 def _transfer_kind(fields: list[bytes]) -> str:

@@ -77,6 +77,11 @@ def symbol_class(base: str, full: str) -> str | None:
     return _class_of(triton_base(base), full)
 
 
+def class_names() -> tuple[str, ...]:
+    """Return the classes of the packaged table, in its order."""
+    return tuple(dict.fromkeys(name for name, _, _ in _class_rules()))
+
+
 @lru_cache(maxsize=65536)
 def _class_of(base: str, full: str) -> str | None:
     for name, base_pattern, full_pattern in _class_rules():
