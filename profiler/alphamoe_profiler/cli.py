@@ -26,6 +26,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "trace": ("alphamoe_profiler.commands.trace", "record one traced run on all ranks and say what was witnessed"),
     "show": ("alphamoe_profiler.commands.show", "print the report of a recorded run again"),
     "import": ("alphamoe_profiler.commands.import_traces", "bring traces of other tools into a run bundle"),
+    "gate": ("alphamoe_profiler.commands.gate", "judge a run, or traces, by a witness policy"),
+    "selftest": ("alphamoe_profiler.commands.selftest", "prove on this machine that the gate can fail"),
     "doctor": ("alphamoe_profiler.commands.doctor", "say what this machine can do and what is missing"),
 }
 

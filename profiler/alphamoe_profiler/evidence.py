@@ -89,7 +89,7 @@ def moe_counts(evidence: Evidence) -> pd.DataFrame:
         moe = frame["class"].isin(of_class) | frame["base"].isin((*evidence.required, *evidence.forbidden))
         own = frame.loc[moe & counted_as_real(frame), ["execution", "base", "class"]]
         sizes = own.groupby(["execution", "base", "class"], dropna=False, observed=True).size().rename("kernels")
-        parts.append(sizes.reset_index().astype({name: object for name in own.columns}).assign(rank=rank))
+        parts.append(sizes.reset_index().astype(dict.fromkeys(own.columns, object)).assign(rank=rank))
     whole = pd.concat(parts, ignore_index=True).rename(columns={"base": "symbol"})
     order = {execution: number for number, execution in enumerate(EXECUTIONS)}
     whole["_order"] = whole["execution"].map(order).fillna(len(order))

@@ -39,7 +39,7 @@ class SubmissionTable:
         keys = self._keys(
             self.rows["receipt"].to_numpy(),
             self.rows["layer"].to_numpy(),
-            self.symbols.get_indexer(self.rows["symbol"]),
+            self.symbols.get_indexer(pd.Index(self.rows["symbol"])),
         )
         order = np.argsort(keys, kind="stable")
         self._order, self._sorted = order, keys[order]

@@ -10,23 +10,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from alphamoe_profiler.evidence import Evidence, Identity, counted_as_real, gather, identities, ranks_told
+from alphamoe_profiler.gate_cells import Where, forbidden_finding, look, required_finding, submissions_of
 from alphamoe_profiler.integrity import Check, integrity_checks
 from alphamoe_profiler.launch_check import RULED_SYMBOL
-from alphamoe_profiler.m_buckets import witness_mask
+from alphamoe_profiler.policy_match import Selector
 from alphamoe_profiler.run_identity import same_launch_rule
 from alphamoe_profiler.verdicts import Finding, Verdict, worst
 from alphamoe_profiler.windows import readable_rank_file
 from alphamoe_tracers.errors import UsageError
-from alphamoe_tracers.records import EXECUTIONS, Execution
+from alphamoe_tracers.records import Execution
 
 if TYPE_CHECKING:
     from alphamoe_profiler.bundle import RunBundle
-
-_HOW_TO_EXERCISE = {
-    "eager": "serve a request eagerly: --executions eager",
-    "prefill_graph_replay": "a prompt that fits a captured prefill size would exercise it: --cuda-graph-bs-prefill",
-    "decode_graph_replay": "more than one new token would exercise it: --max-new-tokens, --executions",
-}
 
 
 @dataclass(frozen=True)
@@ -115,55 +110,15 @@ def summarise(bundle: RunBundle, evidence: Evidence | None = None) -> WitnessSum
 
 
 def _cell(evidence: Evidence, rank: int, execution: Execution, symbol: str, required: bool) -> Cell:
-    frame = evidence.kernels[rank].frame
-    of_symbol = frame["base"] == symbol
-    real = witness_mask(frame) if required else counted_as_real(frame)
-    kernels = int((of_symbol & real & (frame["execution"] == execution)).sum())
-    submissions = _submissions(evidence, rank, execution, symbol)
+    """Judge one cell as a gate does: a required or forbidden base name, witness steps only."""
+    where, selector = Where(rank, execution), Selector(symbol)
+    seen = look(evidence, selector, where, required)
+    submissions = submissions_of(evidence, where, selector)
     if required:
-        loose = int((of_symbol & frame["in_window"] & (frame["execution"].isna() | frame["purpose"].isna())).sum())
-        finding = _required(evidence, rank, execution, kernels, loose, submissions)
-        if not kernels and finding.verdict is not Verdict.PASS:
-            finding = _with_what_ran_before(finding, int((of_symbol & ~real).sum()) - loose)
+        finding = required_finding(evidence, where, seen, submissions)
     else:
-        finding = _forbidden(evidence, rank, execution, symbol, kernels)
-    return Cell(rank, execution, symbol, required, kernels, submissions, finding)
-
-
-def _required(
-    evidence: Evidence, rank: int, execution: Execution, kernels: int, loose: int, submissions: int
-) -> Finding:
-    proof = evidence.proofs[rank]
-    if proof.cut is not None:
-        return Finding(Verdict.INCONCLUSIVE, proof.cut, kernels)
-    if kernels:
-        return Finding(Verdict.PASS, "", kernels)
-    if proof.collector_off is not None:
-        return Finding(Verdict.INCONCLUSIVE, proof.collector_off)
-    if not _exercised(evidence, rank, execution):
-        return Finding(Verdict.INCONCLUSIVE, _not_exercised(evidence, rank, execution))
-    if loose:
-        reason = f"not seen there, but {loose} kernels of it ran in the window that could not be attributed"
-        return Finding(Verdict.INCONCLUSIVE, reason)
-    if not proof.complete(execution):
-        return Finding(Verdict.INCONCLUSIVE, f"not seen, window not proven complete: {proof.failures(execution)[0]}")
-    submitted = f"{submissions} submissions by receipt" if submissions else "no submission by receipt either"
-    return Finding(Verdict.FAIL, f"not seen in a window proven complete ({submitted})")
-
-
-def _forbidden(evidence: Evidence, rank: int, execution: Execution, symbol: str, kernels: int) -> Finding:
-    proof = evidence.proofs[rank]
-    if kernels:
-        reason = f"forbidden {symbol} ran {kernels} times"
-        return Finding(Verdict.FAIL, reason, kernels, must_be_seen=False)
-    if proof.cut is not None or proof.collector_off is not None:
-        return Finding(Verdict.INCONCLUSIVE, proof.cut or proof.collector_off or "", must_be_seen=False)
-    if not _exercised(evidence, rank, execution):
-        return Finding(Verdict.INCONCLUSIVE, _not_exercised(evidence, rank, execution), must_be_seen=False)
-    if not proof.complete(execution):
-        reason = f"absence not proven, window not proven complete: {proof.failures(execution)[0]}"
-        return Finding(Verdict.INCONCLUSIVE, reason, must_be_seen=False)
-    return Finding(Verdict.PASS, "", must_be_seen=False)
+        finding = forbidden_finding(evidence, where, seen, symbol)
+    return Cell(rank, execution, symbol, required, seen.kernels, submissions, finding)
 
 
 def _forbidden_elsewhere(evidence: Evidence) -> list[Cell]:
@@ -179,29 +134,6 @@ def _forbidden_elsewhere(evidence: Evidence) -> list[Cell]:
                 finding = Finding(Verdict.FAIL, reason, count, must_be_seen=False)
                 cells.append(Cell(rank, None, symbol, False, count, 0, finding))
     return cells
-
-
-def _with_what_ran_before(finding: Finding, count: int) -> Finding:
-    if count <= 0:
-        return finding
-    more = f"{finding.reason}; {count} kernels of it ran outside this execution, the window or its requests"
-    return Finding(finding.verdict, more, finding.witnesses, finding.must_be_seen)
-
-
-def _exercised(evidence: Evidence, rank: int, execution: Execution) -> bool:
-    return any(r.purpose == "witness" and r.execution == execution for r in evidence.receipts[rank])
-
-
-def _not_exercised(evidence: Evidence, rank: int, execution: Execution) -> str:
-    """Say what would exercise an execution; where a rank has no receipt at all, nothing says that it was not."""
-    if not evidence.receipts[rank]:
-        return "no receipt of this rank, so nothing says what was exercised; record the run without --no-receipts"
-    return f"not exercised; {_HOW_TO_EXERCISE[execution]}"
-
-
-def _submissions(evidence: Evidence, rank: int, execution: Execution, symbol: str) -> int:
-    chosen = [r for r in evidence.receipts[rank] if r.purpose == "witness" and r.execution == execution]
-    return sum(item.symbol == symbol for receipt in chosen for item in receipt.kernels)
 
 
 def _config_error(reason: str) -> WitnessSummary:
@@ -260,7 +192,7 @@ def _notes(evidence: Evidence, found: tuple[Identity, ...]) -> list[str]:
         if collector is not None and collector.state == "on" and collector.reason:
             notes.append(f"rank {rank}: the collector lacked something: {collector.reason}")
         for symbol in evidence.forbidden:
-            told = sum(_submissions(evidence, rank, execution, symbol) for execution in EXECUTIONS)
+            told = submissions_of(evidence, Where(rank, None), Selector(symbol))
             if told and not (frame["base"] == symbol).any():
                 notes.append(f"rank {rank}: its receipts say that forbidden {symbol} was dispatched {told} times")
         forbidden = frame["base"].isin(evidence.forbidden) & ~counted_as_real(frame)

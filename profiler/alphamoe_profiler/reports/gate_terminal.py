@@ -1,0 +1,113 @@
+"""The answer of a gate for a terminal: verdict first, then rank x rule, what is open, and what did run."""
+
+from __future__ import annotations
+
+from typing import TextIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from alphamoe_profiler.evidence import ranks_told
+from alphamoe_profiler.gate_records import GateReport
+from alphamoe_profiler.reports.gate_table import gap_lines, open_lines, rule_table
+from alphamoe_profiler.verdicts import Verdict
+
+_STYLE = {
+    Verdict.PASS: "bold green",
+    Verdict.FAIL: "bold red",
+    Verdict.INCONCLUSIVE: "bold yellow",
+    Verdict.CONFIG_ERROR: "bold magenta",
+}
+_MOST_LINES = 24
+
+
+def print_gate(report: GateReport, file: TextIO | None = None, width: int | None = None) -> None:
+    """Print the report. Without a terminal it is plain text without trailing spaces.
+
+    Args:
+        report: what ``evaluate`` returned.
+        file: where to; standard output by default.
+        width: columns; the terminal's by default.
+    """
+    console = Console(file=file, width=width, markup=False, highlight=False, emoji=False)
+    if console.is_terminal:
+        _print(console, report)
+        return
+    with console.capture() as captured:
+        _print(console, report)
+    console.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().split("\n")[:-1]))
+
+
+def _print(console: Console, report: GateReport) -> None:
+    console.print(Text.assemble((report.verdict.value, _STYLE[report.verdict]), " ", report.reason))
+    policies = ", ".join(report.policies)
+    console.print(Text(f"run {report.run}, policy {policies}" if policies else f"run {report.run}", style="dim"))
+    console.print()
+    if report.inspected:
+        _table(console, report)
+    _lines(console, "Open", [f"{verdict.value} {text}" for verdict, text in open_lines(report)])
+    _lines(console, "Known gaps, tolerated", gap_lines(report))
+    if report.ran:
+        _ran(console, report)
+    if report.inspected:
+        _inspected(console, report)
+    _lines(console, "Warnings", list(report.warnings))
+    _lines(console, "Notes", list(report.notes))
+
+
+def _table(console: Console, report: GateReport) -> None:
+    shown = rule_table(report)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("rule", overflow="fold", header_style="dim")
+    for name in shown.columns:
+        table.add_column(name, overflow="fold", header_style="dim")
+    for title, squares in shown.rows:
+        cells = [Text(own.text, style=_STYLE[own.verdict] if own.verdict else "dim") for own in squares]
+        table.add_row(Text(title), *cells)
+    console.print(table)
+    console.print()
+
+
+def _ran(console: Console, report: GateReport) -> None:
+    console.print(Text("What did run", style="bold"))
+    groups: dict[tuple[str, str | None, int], list[int]] = {}
+    for item in report.ran:
+        groups.setdefault((item.symbol, item.execution, item.kernels), []).append(item.rank)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("symbol", "execution", "kernels a rank", "ranks"):
+        table.add_column(name, overflow="fold", header_style="dim")
+    for (symbol, execution, kernels), ranks in list(groups.items())[:_MOST_LINES]:
+        table.add_row(Text(symbol), execution or "-", f"{kernels:,}", ranks_told(ranks).split(" ", 1)[1])
+    console.print(table)
+    if len(groups) > _MOST_LINES:
+        console.print(f"and {len(groups) - _MOST_LINES} more (--json FILE lists all)")
+    console.print()
+
+
+def _inspected(console: Console, report: GateReport) -> None:
+    console.print(Text("Inspected", style="bold"))
+    groups: dict[tuple[int, int, int, tuple[str, ...]], list[int]] = {}
+    for rank in report.inspected:
+        groups.setdefault((rank.kernels, rank.launches, rank.receipts, rank.window), []).append(rank.rank)
+    for (kernels, launches, receipts, window), ranks in groups.items():
+        proof = f"; window not proven: {window[0]}" if window else "; window proven complete"
+        told = f"{kernels:,} kernels, {launches:,} launches, {receipts:,} receipts"
+        each = " each" if len(ranks) > 1 else ""
+        console.print(Text(f"{ranks_told(ranks)}: {told}{each}{proof}"))
+    console.print()
+
+
+def _lines(console: Console, title: str, lines: list[str]) -> None:
+    if not lines:
+        return
+    console.print(Text(title, style="bold"))
+    for line in lines[:_MOST_LINES]:
+        verdict = next((own for own in Verdict if line.startswith(own.value + " ")), None)
+        text = Text(line)
+        if verdict is not None:
+            text.stylize(_STYLE[verdict], 0, len(verdict.value))
+        console.print(text)
+    if len(lines) > _MOST_LINES:
+        console.print(f"and {len(lines) - _MOST_LINES} more (--json FILE lists all)")
+    console.print()
