@@ -121,11 +121,7 @@ def _reader(kind: str) -> Callable[..., list[TraceSummary]]:
 
 def _options(kind: str, jobs: int) -> dict[str, Any]:
     """Return the options of a reader that can use several processes for one file."""
-    if kind != "kineto":
-        return {}
-    import inspect
-
-    return {"jobs": jobs} if "jobs" in inspect.signature(_reader(kind)).parameters else {}
+    return {"workers": jobs} if kind == "kineto" else {}
 
 
 def _stage_log(log: SglangLog, item: PlannedFile, folder: Path) -> tuple[ReadKey, ...]:

@@ -119,7 +119,7 @@ def _progress() -> Iterator[Callable[[ImportPlan], FileProgress]]:
         def start(plan: ImportPlan) -> FileProgress:
             seen: dict[int, int] = {}
             total = sum(item.size_bytes for item in plan.files)
-            task = bar.add_task(f"reading {len(plan.files)} files", total=total)
+            task = bar.add_task(f"reading {len(plan.files)} file{'' if len(plan.files) == 1 else 's'}", total=total)
 
             def step(index: int, done: int, size: int) -> None:
                 seen[index] = min(done, size)
