@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +179,29 @@ def test_overlap_within_a_stream_is_measured_and_between_streams_is_not(tmp_path
     events[1]["args"]["stream"], events[2]["args"]["device"] = 8, 1
     apart = read(tmp_path, KeptRows(), trace(events))
     assert (apart.overlapping, apart.overlap_share) == (0, 0.0)
+
+
+def test_overlap_is_the_same_in_any_order_and_over_block_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(7)
+    events = [
+        kernel("a", rng.randrange(1, 500), rng.randrange(0, 9), dev=rng.randrange(2), stream=rng.randrange(3), corr=at)
+        for at in range(1, 300)
+    ]
+    overlapping = busy = 0
+    for lane in itertools.product(range(2), range(3)):
+        members = [event for event in events if (event["pid"], event["tid"]) == lane]
+        latest, covered = 0, set[int]()
+        for event in sorted(members, key=lambda event: event["ts"]):
+            overlapping += event["ts"] < latest
+            latest = max(latest, event["ts"] + event["dur"])
+            covered.update(range(event["ts"], event["ts"] + event["dur"]))
+        busy += 1000 * len(covered)
+    for block_rows in (1 << 17, 5):
+        monkeypatch.setattr("alphamoe_tracers.kineto_rows._BLOCK_ROWS", block_rows)
+        summary = read(tmp_path, KeptRows(), trace(events))
+        assert (summary.overlapping, summary.busy_ns) == (overlapping, busy)
 
 
 def test_kernels_that_touch_do_not_overlap(tmp_path: Path, sink: KeptRows) -> None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from alphamoe_tracers.kineto_chunk import KERNEL_FIELDS, Rows, text_of
 from alphamoe_tracers.kineto_kinds import Identities
 from alphamoe_tracers.kineto_numbers import Int64s
-from alphamoe_tracers.kineto_rows import exact_duplicates, overlaps, with_rows
+from alphamoe_tracers.kineto_rows import distinct, exact_duplicates, overlaps, with_rows
 from alphamoe_tracers.kineto_tables import (
     device_and_stream,
     kernel_batches,
@@ -54,7 +54,7 @@ def put_rank(rows: RankRows, key: str, sink: TraceSink, identities: Identities, 
     apis = [text_of(fields[2]) for fields in kinds_of(calls)]
     launching = np.array([is_launch(api) for api in apis], bool)[calls.codes]
     # Whatever a call is named, a kernel with its correlation id shows that it launched one.
-    launching |= np.isin(calls.correlation, kernels.correlation[kernels.correlation > 0])
+    launching |= _among(calls.correlation, distinct(kernels.correlation[kernels.correlation > 0]))
     counts = _joined(kernels, rows.transfers, calls, apis, launching, identities)
     hosts = _hosts(calls, rows.annotations, identities)
     for batch in kernel_batches(kernels, _process(kernels, hosts), sink.symbols(key), identities, base_ns):
@@ -99,29 +99,37 @@ def _joined(
     is_graph = np.array(["GraphLaunch" in api for api in apis], bool)[calls.codes] & launching
     captured = _while_capturing(calls, apis, identities) & launching
     ids = calls.correlation
-    launch_ids = np.unique(ids[launching & (ids > 0)])
-    graph_ids = np.unique(ids[is_graph & (ids > 0)])
-    captured_ids = np.unique(ids[captured & (ids > 0)])
-    worked = np.union1d(kernels.correlation, transfers.correlation)
-    idle = np.setdiff1d(np.setdiff1d(launch_ids, worked), captured_ids)
+    launch_ids = distinct(ids[launching & (ids > 0)])
+    graph_ids = distinct(ids[is_graph & (ids > 0)])
+    captured_ids = distinct(ids[captured & (ids > 0)])
+    worked = distinct(np.concatenate([kernels.correlation, transfers.correlation, captured_ids]))
+    idle = int((~_among(launch_ids, worked)).sum())
     without_id = int((launching & (ids == 0) & ~captured).sum())
-    alone = ~np.isin(kernels.correlation, launch_ids)
+    alone = ~_among(kernels.correlation, launch_ids)
     before = alone & (kernels.correlation > 0) & bool(len(launch_ids))
     if len(launch_ids):
         before &= kernels.correlation < launch_ids[0]
     nodes = kernels.extra.get("node", np.zeros(len(kernels), np.int64))
-    of_graph = (np.isin(kernels.correlation, graph_ids) & (kernels.correlation > 0)) | (nodes > 0)
+    of_graph = _among(kernels.correlation, graph_ids) | (nodes > 0)
     return {
         "launches": len(launch_ids) + int((launching & (ids == 0)).sum()),
         "graph_launches": len(graph_ids) + int((is_graph & (ids == 0)).sum()),
         # A launch without an id can be tied to no kernel, so nothing shows that it had one.
-        "launches_without_kernel": len(idle) + without_id,
+        "launches_without_kernel": idle + without_id,
         "launches_while_capturing": len(captured_ids) + int((captured & (ids == 0)).sum()),
         "kernels_without_launch": int(alone.sum()),
         "submitted_before_window": int(before.sum()),
         "graph_kernels": int(of_graph.sum()),
         "node_ids": bool((nodes[of_graph] > 0).all()),
     }
+
+
+def _among(values: Int64s, ordered: Int64s) -> Mask:
+    """Say which values occur in an array that :func:`distinct` returned."""
+    if not len(ordered):
+        return np.zeros(len(values), bool)
+    at = np.searchsorted(ordered, values).clip(max=len(ordered) - 1)
+    return np.asarray(ordered[at] == values)
 
 
 def _while_capturing(calls: Rows, apis: Sequence[str], identities: Identities) -> Mask:
@@ -146,9 +154,7 @@ def _times(kernels: Rows, identities: Identities, base_ns: int) -> dict[str, Any
     good = ~untimed & ~invalid
     device, stream = device_and_stream(kernels, KERNEL_FIELDS, identities)
     lanes = (device.astype(np.int64) << 32) + stream
-    codes = kernels.codes[good]
-    start, end = kernels.start_ns[good], kernels.end_ns[good]
-    overlapping, summed, busy = overlaps(lanes[codes], start, end)
+    overlapping, summed, busy = overlaps(kernels, lanes, good)
     times = {
         "untimed": int(untimed.sum()),
         "invalid_times": int(invalid.sum()),
@@ -156,9 +162,10 @@ def _times(kernels: Rows, identities: Identities, base_ns: int) -> dict[str, Any
         "summed_ns": summed,
         "busy_ns": busy,
     }
-    if not len(start):
+    if not good.any():
         return times
-    return times | {"first_kernel_ns": int(start.min()) + base_ns, "last_kernel_ns": int(end.max()) + base_ns}
+    first, last = kernels.start_ns[good].min(), kernels.end_ns[good].max()
+    return times | {"first_kernel_ns": int(first) + base_ns, "last_kernel_ns": int(last) + base_ns}
 
 
 @dataclass
