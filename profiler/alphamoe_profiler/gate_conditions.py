@@ -214,12 +214,10 @@ def judge_set(
         )
     if lacking:
         return Finding(Verdict.INCONCLUSIVE, f"{what} {fold(lacking)} was not exercised; serve such sizes", witnesses)
+    if not witnesses and not by_dispatch:
+        return Finding(Verdict.INCONCLUSIVE, f"no {what} was witnessed")
     # Dispatch evidence is no witness: its PASS is about the set, not about presence.
-    return (
-        Finding(Verdict.PASS, "", witnesses, must_be_seen=not by_dispatch)
-        if witnesses or by_dispatch
-        else Finding(Verdict.INCONCLUSIVE, f"no {what} was witnessed")
-    )
+    return Finding(Verdict.PASS, "", witnesses, must_be_seen=witnesses > 0)
 
 
 def dispatch_finding(evidence: Evidence, where: Where, rule: DispatchRule) -> Finding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -49,6 +50,13 @@ class GateCell:
         text = self.finding.reason or f"{self.finding.witnesses:,} kernels"
         cited = [part for part in (self.file, f"first {self.first.told()}" if self.first else None) if part]
         return text + (f" [{'; '.join(cited)}]" if cited else "")
+
+
+def of_any_rank(text: str, rank: int | None) -> str:
+    """Return a reason without the number of its rank, so that equal reasons of several ranks are told once."""
+    if rank is None:
+        return text
+    return re.sub(rf"\branks/{rank}\.json", "ranks/N.json", re.sub(rf"\brank {rank}\b", "the rank", text))
 
 
 @dataclass(frozen=True)

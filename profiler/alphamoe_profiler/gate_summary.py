@@ -7,7 +7,7 @@ import difflib
 from alphamoe_profiler.bundle import RunBundle
 from alphamoe_profiler.evidence import Evidence, moe_counts, ranks_told
 from alphamoe_profiler.gate_bundle import NarrowBundle
-from alphamoe_profiler.gate_records import GateCell, GateRule, Ran, RankInspected
+from alphamoe_profiler.gate_records import GateCell, GateRule, Ran, RankInspected, of_any_rank
 from alphamoe_profiler.policy import PlacedPolicy
 from alphamoe_profiler.policy_check import PlacedRule
 from alphamoe_profiler.verdicts import Verdict
@@ -76,6 +76,10 @@ def notes_of(
     for placed in policies:
         spare = [gap for gap in placed.policy.known_gap if gap not in used]
         notes += [f"known gap {gap.symbol} (until {gap.expires}) was not needed: take it out" for gap in spare]
+    if bundle.run.kind == "imported":
+        from alphamoe_profiler.import_summary import imported_summary
+
+        return notes + list(imported_summary(evidence).notes)
     for rank, own in evidence.kernels.items():
         if own.duplicates:
             notes.append(f"rank {rank}: {own.duplicates} records were delivered twice and counted once")
@@ -102,7 +106,8 @@ def overall_reason(verdict: Verdict, cells: tuple[GateCell, ...], rules: list[Ga
     ordered = sorted(cells, key=lambda cell: (rules[cell.rule].kind == "forbid") is not failed)
     for cell in ordered:
         if cell.finding.verdict is verdict and cell.tolerated is None:
-            groups.setdefault((rules[cell.rule].title, cell.finding.reason), []).append(cell)
+            told = of_any_rank(cell.finding.reason, cell.rank)
+            groups.setdefault((rules[cell.rule].title, told), []).append(cell)
     parts = []
     for (title, reason), own in groups.items():
         ranks = {cell.rank for cell in own if cell.rank is not None}

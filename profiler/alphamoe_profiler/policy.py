@@ -159,8 +159,6 @@ class PlacedPolicy:
 def policy_schema() -> dict[str, Any]:
     """Return the JSON schema of a policy file. ``docs/policy-schema.json`` is this document."""
     schema = msgspec.json.schema(Policy)
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "Witness policy of alphamoe-trace",
-        **schema,
-    }
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Witness policy of alphamoe-trace"}
+    document: dict[str, Any] = msgspec.json.decode(msgspec.json.encode({**head, **schema}))  # tuples become lists
+    return document

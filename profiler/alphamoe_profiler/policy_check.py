@@ -156,8 +156,6 @@ def _of_rule(placed: PlacedRule) -> Iterator[str]:
         yield "a blank symbol can match nothing"
     if rule.match in ("base", "triton") and re.search(r"[<(\s]|::", symbol) and not symbol.startswith("operator"):
         yield 'can match nothing: a base name has no namespace, template arguments or parameters; use match = "full"'
-    if rule.match == "mangled" and re.search(r"^void |::", symbol):
-        yield 'can match nothing: this is a demangled name; use match = "full"'
     if rule.match == "regex":
         problem = _regex_problem(symbol)
         if problem:

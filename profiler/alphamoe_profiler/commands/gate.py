@@ -109,11 +109,12 @@ def _report(args: argparse.Namespace) -> GateReport:
         config = ImportConfig(
             paths=tuple(args.paths), ranks=args.ranks, out=out, mapping=tuple(args.map), argv=tuple(args.argv)
         )
-        run_import(config, lambda plan: lambda index, done, size: None)
+        imported = run_import(config, lambda plan: lambda index, done, size: None)
         report = evaluate(RunBundle.open(out), policies, expected)
     from dataclasses import replace
 
-    return replace(report, run=", ".join(str(path) for path in args.paths))
+    notes = tuple(dict.fromkeys((*imported.notes, *report.notes)))
+    return replace(report, run=", ".join(str(path) for path in args.paths), notes=notes)
 
 
 def _policies(args: argparse.Namespace, recorded_for: str | None) -> list[PlacedPolicy]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from alphamoe_profiler.gate_records import GateCell, GateReport
+from alphamoe_profiler.gate_records import GateCell, GateReport, of_any_rank
 from alphamoe_profiler.m_buckets import fold
 from alphamoe_profiler.verdicts import Verdict, worst
 
@@ -64,7 +64,8 @@ def open_lines(report: GateReport) -> list[tuple[Verdict, str]]:
     groups: dict[tuple[Verdict, int, str, str | None], list[GateCell]] = {}
     for cell in report.cells:
         if cell.finding.verdict is not Verdict.PASS and cell.tolerated is None:
-            key = (cell.finding.verdict, cell.rule, cell.finding.reason, cell.settled_by)
+            settled = None if cell.settled_by is None else of_any_rank(cell.settled_by, cell.rank)
+            key = (cell.finding.verdict, cell.rule, of_any_rank(cell.finding.reason, cell.rank), settled)
             groups.setdefault(key, []).append(cell)
     order = {Verdict.FAIL: 0, Verdict.CONFIG_ERROR: 1, Verdict.INCONCLUSIVE: 2}
     lines = []

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from alphamoe_profiler.evidence import ranks_told
-from alphamoe_profiler.gate_records import GateReport
+from alphamoe_profiler.gate_records import GateReport, of_any_rank
 from alphamoe_profiler.reports.gate_table import gap_lines, open_lines, rule_table
 from alphamoe_profiler.verdicts import Verdict
 
@@ -89,7 +89,8 @@ def _inspected(console: Console, report: GateReport) -> None:
     console.print(Text("Inspected", style="bold"))
     groups: dict[tuple[int, int, int, tuple[str, ...]], list[int]] = {}
     for rank in report.inspected:
-        groups.setdefault((rank.kernels, rank.launches, rank.receipts, rank.window), []).append(rank.rank)
+        window = tuple(of_any_rank(text, rank.rank) for text in rank.window)
+        groups.setdefault((rank.kernels, rank.launches, rank.receipts, window), []).append(rank.rank)
     for (kernels, launches, receipts, window), ranks in groups.items():
         proof = f"; window not proven: {window[0]}" if window else "; window proven complete"
         told = f"{kernels:,} kernels, {launches:,} launches, {receipts:,} receipts"
