@@ -237,7 +237,9 @@ def test_a_known_gap_never_hides_missing_evidence_and_cannot_be_all_there_is(tmp
         content.rank_file = None
 
     assert gate(tmp_path / "open", REQUIRE + own, cut).verdict is OPEN
-    absent = '[[require]]\nsymbol = "not_there"\n[[known_gap]]\nsymbol = "not_there"\nreason = "r"\nexpires = 2027-01-01\n'
+    absent = (
+        '[[require]]\nsymbol = "not_there"\n[[known_gap]]\nsymbol = "not_there"\nreason = "r"\nexpires = 2027-01-01\n'
+    )
     report = gate(tmp_path / "all", absent)
     assert report.verdict is CONFIG
     assert "nothing is left to judge" in report.reason
@@ -370,11 +372,10 @@ def test_dispatch_is_judged_by_receipt_and_is_no_witness(tmp_path: Path) -> None
 
 def test_two_symbols_that_differ_where_names_meet_numbers_stay_two(tmp_path: Path) -> None:
     def damage(content: RankContent) -> None:
-        content.of(golden.NORM, 4)[0]["_base"] = "gemm1"
-        content.of(golden.NORM, 4)[0]["_base"] = "gemm12"
+        first, second = content.of(golden.NORM, 4)
+        first["_base"], second["_base"] = "gemm1", "gemm12"
 
-    text = '[[require]]\nsymbol = "gemm1"\nexecutions = ["eager"]\n[[require]]\nsymbol = "gemm12"\nexecutions = ["eager"]\n'
-    report = gate(tmp_path, text, damage)
+    report = gate(tmp_path, '[[require]]\nsymbols = ["gemm1", "gemm12"]\nexecutions = ["eager"]\n', damage)
     assert [cell(report, name, 0, "eager").finding.witnesses for name in ("gemm1", "gemm12")] == [1, 1]
 
 
@@ -383,7 +384,11 @@ def test_a_narrow_reading_comes_to_the_same_answer(tmp_path: Path, monkeypatch: 
         content.of(golden.NORM, 9)[0]["_base"] = STOCK_SYMBOL
 
     text = f'{FULL}[[forbid]]\nsymbol = "{STOCK_SYMBOL}"\n'
-    for name, own in (("sound", None), ("fallback", only(1, damage)), ("cut", only(0, lambda c: setattr(c, "rank_file", None)))):
+    for name, own in (
+        ("sound", None),
+        ("fallback", only(1, damage)),
+        ("cut", only(0, lambda c: setattr(c, "rank_file", None))),
+    ):
         path = golden.build(tmp_path / name, own, world_size=2)
         whole = evaluate(RunBundle.open(path), [parse_policy(text, "p")], today=TODAY)
         with monkeypatch.context() as patch:

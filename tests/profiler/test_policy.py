@@ -105,7 +105,8 @@ def test_a_pyproject_holds_a_policy_in_its_own_table_and_lines_are_those_of_the_
     path = tmp_path / "pyproject.toml"
     path.write_text(
         '[project]\nname = "x"\n\n[tool.alphamoe-trace.witness]\nworld_size = 4\n\n'
-        '[[tool.alphamoe-trace.witness.require]]\nsymbol = "k"\n\n[[tool.alphamoe-trace.witness.forbid]]\nsymbol = "f"\n'
+        '[[tool.alphamoe-trace.witness.require]]\nsymbol = "k"\n\n'
+        '[[tool.alphamoe-trace.witness.forbid]]\nsymbol = "f"\n'
     )
     placed = load_policy(path)
     assert placed.policy.world_size == 4
