@@ -3,6 +3,10 @@
 Every rank runs the same engine over the same requests. Phases, in order: ``load``, ``warm_up``, ``capture``,
 ``serve``; graphs, their workspaces and the KV cache live from ``capture`` to :meth:`Engine.close`. Requests are served
 in waves of at most the batch size: each request of a wave is prefilled alone, then all decode together.
+
+Decode runs one step ahead: a step leaves its sampled tokens on the device as the next one's inputs, which is submitted
+before they are read (:mod:`alphamoe_backend.readback`). Under gloo the host waits inside each step anyway, and reads
+before it goes on.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,25 +25,25 @@ from alphamoe_backend.dispatch import DispatchRecorder
 from alphamoe_backend.experts.registry import create_experts
 from alphamoe_backend.faults import parse_fault
 from alphamoe_backend.geometry import preset
-from alphamoe_backend.graphs import REPLAYS, CapturedForward, GraphRunner
+from alphamoe_backend.graphs import FORWARD_MODES, REPLAYS, CapturedForward, GraphRunner, run_padding
 from alphamoe_backend.inputs import ForwardOutput, StaticInputs
 from alphamoe_backend.kv_cache import KVCache
 from alphamoe_backend.layer import AlphaMoELayer
 from alphamoe_backend.model import MoELayer, Qwen3MoEModel, RotaryTable
 from alphamoe_backend.parallel import TensorParallelGroup
+from alphamoe_backend.readback import Read, Readback
 from alphamoe_backend.serving import Completion, EngineConfig, NoObserver, Request, StepObserver, check_requests
-from alphamoe_backend.waves import Batch, serve_wave, wave_sizes
+from alphamoe_backend.waves import Batch, rehearse, serve_wave, wave_sizes
 from alphamoe_backend.weights import SeededWeights
 from alphamoe_backend.workspaces import Workspaces
 from alphamoe_tracers.errors import AlphaMoEError, UsageError
 from alphamoe_tracers.ranges import RangeDomain
-from alphamoe_tracers.records import Execution, ForwardMode, Purpose
+from alphamoe_tracers.records import Execution, Purpose
 
 __all__ = ["Completion", "Engine", "EngineConfig", "NoObserver", "Request", "StepObserver"]
 
 WARM_UP_TOKENS = 8
 WARM_UP_DECODES = 2
-FORWARD_MODES: dict[GraphKind, ForwardMode] = {"prefill": "EXTEND", "decode": "DECODE"}
 
 
 def _cores() -> int:
@@ -52,6 +57,7 @@ class Engine:
     Attributes:
         wall_s: seconds by phase: ``load``, ``warm_up``, ``capture``, ``prefill``, ``decode``.
         notes: what a reader of the run must know, one sentence each, for example a prompt too long for any graph.
+        run_ahead: whether decode steps are submitted before the tokens of the one before are read.
         next_step: the id of the next forward; ids rise over the engine's life and are equal on all ranks.
     """
 
@@ -83,6 +89,7 @@ class Engine:
         self._fault = parse_fault(config.inject_fault, config.world_size)
         self.wall_s: dict[str, float] = {}
         self.notes: list[str] = []
+        self.run_ahead = config.run_ahead and group.capturable
         self.next_step = 0
         self.ranges = RangeDomain(enabled=config.nvtx)
         self.workspaces = Workspaces()
@@ -97,6 +104,9 @@ class Engine:
         self._rotary: RotaryTable | None = None
         self._runner: GraphRunner | None = None
         self._eager_inputs: dict[GraphKind, StaticInputs] = {}
+        self._readback = Readback(self._device)
+        self._advanced: StaticInputs | None = None
+        """The inputs that hold what the last decode sampled."""
 
     # ---- phases
 
@@ -192,7 +202,7 @@ class Engine:
                 self._recorder.forget(forward.key)
                 self.workspaces.release(forward.key)
             self._runner.close()
-        self._runner = self._cache = self._rotary = self._model = None
+        self._runner = self._cache = self._rotary = self._model = self._advanced = None
         self._eager_inputs.clear()
         self.workspaces = Workspaces()
 
@@ -203,15 +213,22 @@ class Engine:
         if self._model is None or self._cache is None or self._rotary is None:
             raise AlphaMoEError("the engine was not loaded and prepared", "Call load(), warm_up() and capture() first.")
         logits = self._model.forward(inputs, self._cache, self._rotary)
-        return ForwardOutput(logits.argmax(dim=-1), logits)
+        token_ids = logits.argmax(dim=-1)
+        if not inputs.prefill:
+            inputs.advance(token_ids)
+        return ForwardOutput(token_ids, logits)
 
-    def _run(self, batch: Batch, purpose: Purpose, captured: CapturedForward | None = None) -> list[int]:
-        """Run one step and give the sampled token of each request."""
-        count, requests = len(batch.input_ids), len(batch.request_ids)
+    def _submit(self, batch: Batch, purpose: Purpose, captured: CapturedForward | None = None) -> Read:
+        """Submit one step and give what reads the sampled token of each request."""
+        count, requests = len(batch.positions), len(batch.request_ids)
         step = self._take_step()
         self._observer.step_boundary(step)
         inputs = self._eager(batch.kind, count) if captured is None else captured.inputs
-        inputs.fill(batch.input_ids, batch.positions, batch.slots)
+        if batch.input_ids is not None:
+            inputs.fill(batch.input_ids, batch.positions, batch.slots)
+        elif inputs is not self._advanced:
+            raise AlphaMoEError(f"step {step} goes on from a decode that left its tokens in other inputs")
+        self._advanced = None if inputs.prefill else inputs
         with self.ranges.range("step", step):
             with self._recorder.forward(
                 step=step,
@@ -229,7 +246,11 @@ class Engine:
                 else:
                     captured.graph.replay()
                     output = captured.output
-            return self._group.agreed(output.token_ids[:requests])
+            sampled = output.token_ids[:requests]
+            if self.run_ahead:
+                return self._readback.begin(self._group.compare(sampled), self._group.settle)
+            agreed = self._group.agreed(sampled)
+            return lambda: agreed
 
     def _take_step(self) -> int:
         step = self.next_step
@@ -254,20 +275,26 @@ class Engine:
     def _pass(
         self, requests: Sequence[Request], name: str, replays: Sequence[Execution], purpose: Purpose, slots: int
     ) -> list[Completion]:
-        def step(batch: Batch) -> list[int]:
+        def submit(batch: Batch) -> Read:
+            def timed_read() -> list[int]:
+                with self._timed(batch.kind):
+                    return read()
+
             with self._timed(batch.kind):
-                return self._run(batch, purpose, self._graph_for(batch, replays))
+                read = self._submit(batch, purpose, self._graph_for(batch, replays))
+            return timed_read
 
         completions: list[Completion] = []
         for first in range(0, len(requests), slots):
-            completions += serve_wave(requests[first : first + slots], name, self.config.max_new_tokens, step)
+            wave = requests[first : first + slots]
+            completions += serve_wave(wave, name, self.config.max_new_tokens, submit, run_ahead=self.run_ahead)
         return completions
 
     def _graph_for(self, batch: Batch, replays: Sequence[Execution]) -> CapturedForward | None:
         """Give the graph to replay for a batch, or None where it runs eagerly."""
         if self._runner is None or REPLAYS[batch.kind] not in replays:
             return None
-        bucket = self._sizes.bucket(batch.kind, len(batch.input_ids))
+        bucket = self._sizes.bucket(batch.kind, len(batch.positions))
         return None if bucket is None else self._runner.captured.get((batch.kind, bucket))
 
     def _prepared_slots(self, requests: Sequence[Request]) -> int:
@@ -318,11 +345,8 @@ class Engine:
         return self._cache
 
     def _rehearse(self, tokens: int) -> None:
-        """Prefill and decode a made-up request in slot 0, so that what first use costs is paid."""
-        ids = [(7 * place + 1) % self.preset.vocab for place in range(tokens)]
-        last = self._run(Batch("prefill", ("warmup",), ids, list(range(tokens)), [0] * tokens), "warmup")
-        for place in range(tokens, tokens + WARM_UP_DECODES):
-            last = self._run(Batch("decode", ("warmup",), last, [place], [0]), "warmup")
+        """Serve a made-up request in slot 0, so that what first use costs is paid."""
+        rehearse(tokens, WARM_UP_DECODES, self.preset.vocab, lambda batch: self._submit(batch, "warmup"))
 
     def _capture_graphs(self, prompt_lengths: Sequence[int], decode_sizes: Sequence[int]) -> None:
         counts: dict[GraphKind, Sequence[int]] = {"prefill": prompt_lengths, "decode": decode_sizes}
@@ -339,6 +363,9 @@ class Engine:
             device=self._device,
             graph_sentinel=self._observer.graph_sentinel,
         )
+        padding = partial(
+            run_padding, forward=self.forward, recorder=self._recorder, ranges=self.ranges, take_step=self._take_step
+        )
         for kind in wanted:
             self.notes += self._sizes.too_large(kind, counts[kind])
             breakable = kind == "prefill" or self.config.break_graphs or not self._group.capturable
@@ -348,28 +375,9 @@ class Engine:
                     kind,
                     self._inputs(kind, rows),
                     breakable=breakable,
-                    warm_up=self._warm_up_capture,
+                    warm_up=padding,
                     take_step=self._take_step,
                 )
-
-    def _warm_up_capture(self, inputs: StaticInputs) -> None:
-        """Run what is about to be captured, on the capture's stream, as a forward of padding alone."""
-        for _ in range(2):
-            step = self._take_step()
-            with (
-                self.ranges.range("step", step),
-                self._recorder.forward(
-                    step=step,
-                    purpose="capture",
-                    request_ids=(),
-                    forward_mode=FORWARD_MODES["prefill" if inputs.prefill else "decode"],
-                    execution="eager",
-                    M=inputs.rows,
-                    real_tokens=0,
-                    batch_size=0,
-                ),
-            ):
-                self.forward(inputs)
 
     # ---- phases and times
 

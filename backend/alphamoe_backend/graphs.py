@@ -23,8 +23,9 @@ from alphamoe_backend.parallel import TensorParallelGroup
 from alphamoe_backend.workspaces import Workspaces
 from alphamoe_tracers.errors import AlphaMoEError
 from alphamoe_tracers.ranges import RangeDomain
-from alphamoe_tracers.records import Execution
+from alphamoe_tracers.records import Execution, ForwardMode
 
+FORWARD_MODES: dict[GraphKind, ForwardMode] = {"prefill": "EXTEND", "decode": "DECODE"}
 REPLAYS: dict[GraphKind, Execution] = {"prefill": "prefill_graph_replay", "decode": "decode_graph_replay"}
 
 
@@ -149,6 +150,33 @@ def _garbage_kept() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def run_padding(
+    inputs: StaticInputs,
+    *,
+    forward: Callable[[StaticInputs], object],
+    recorder: DispatchRecorder,
+    ranges: RangeDomain,
+    take_step: Callable[[], int],
+) -> None:
+    """Run what is about to be captured, on the capture's stream, twice, as eager forwards of padding alone."""
+    for _ in range(2):
+        step = take_step()
+        with (
+            ranges.range("step", step),
+            recorder.forward(
+                step=step,
+                purpose="capture",
+                request_ids=(),
+                forward_mode=FORWARD_MODES["prefill" if inputs.prefill else "decode"],
+                execution="eager",
+                M=inputs.rows,
+                real_tokens=0,
+                batch_size=0,
+            ),
+        ):
+            forward(inputs)
 
 
 @dataclass(frozen=True)

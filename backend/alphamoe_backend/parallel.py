@@ -127,31 +127,47 @@ class TensorParallelGroup:
             self._sum(tensor)
         return tensor
 
-    def agreed(self, token_ids: torch.Tensor) -> list[int]:
-        """Give the sampled ``token_ids`` [n] int64 to the host, checked to be the same on all ranks.
+    def compare(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Queue the comparison of the sampled ``token_ids`` [n] int64 between the ranks; :meth:`settle` judges it.
 
         The ids come from replicated logits over all-reduced activations, so they are equal unless a collective is
         broken or a rank computes something else. Taking rank 0's choice would hide just that, and going on with
         different tokens would hang the ranks as soon as their step counts part: so they are compared, at the cost of
-        one tiny collective, and a difference ends the run on every rank at once.
+        one tiny collective. All ranks see the same numbers, so that a difference ends the run on every rank at the
+        same step.
+
+        Returns:
+            int64 [2, n], the largest and the negated smallest id over the ranks; [1, n], the ids, in a world of one.
+        """
+        if self.world_size == 1:
+            return token_ids[None]
+        on_host = token_ids.cpu() if self.backend == "gloo" else token_ids
+        extremes = torch.stack([on_host, -on_host])
+        dist.all_reduce(extremes, op=dist.ReduceOp.MAX)
+        return extremes
+
+    @staticmethod
+    def settle(numbers: list[list[int]]) -> list[int]:
+        """Give the token ids that all ranks sampled, from what :meth:`compare` gave.
 
         Raises:
             AlphaMoEError: when two ranks differ.
         """
-        if self.world_size == 1:
-            ids: list[int] = token_ids.tolist()
-            return ids
-        on_host = token_ids.cpu() if self.backend == "gloo" else token_ids
-        # One maximum gives the largest and, negated, the smallest id over the ranks.
-        extremes = torch.stack([on_host, -on_host])
-        dist.all_reduce(extremes, op=dist.ReduceOp.MAX)
-        largest, negated_smallest = extremes.tolist()
-        if any(high != -low for high, low in zip(largest, negated_smallest, strict=True)):
+        largest, *rest = numbers
+        if rest and any(high != -low for high, low in zip(largest, rest[0], strict=True)):
             raise AlphaMoEError(
-                f"ranks disagree on sampled tokens: ids up to {largest}, down to {[-low for low in negated_smallest]}",
+                f"ranks disagree on sampled tokens: ids up to {largest}, down to {[-low for low in rest[0]]}",
                 "The ranks' activations have parted: an all-reduce did not sum what all of them gave.",
             )
-        return list(largest)
+        return largest
+
+    def agreed(self, token_ids: torch.Tensor) -> list[int]:
+        """Compare and settle at once.
+
+        Raises:
+            AlphaMoEError: when two ranks differ.
+        """
+        return self.settle(self.compare(token_ids).tolist())
 
     def barrier(self) -> None:
         """Wait until every rank is here."""

@@ -39,6 +39,9 @@ class EngineConfig:
     nvtx: bool = True
     inject_fault: str | None = None
     """See :mod:`alphamoe_backend.faults`."""
+    run_ahead: bool = True
+    """Submit each decode step before the tokens of the one before are read. Groups whose collectives block the host
+    (gloo) read first all the same."""
     break_graphs: bool = False
     """Cut decode graphs at the all-reduces even where a capture could hold them."""
 
@@ -98,7 +101,7 @@ class StepObserver(Protocol):
         """Note that a phase begins."""
 
     def step_boundary(self, step: int) -> None:
-        """Note that a step is about to be submitted, for example by a numbered sentinel kernel."""
+        """Note that a step is about to be submitted, for example by a numbered sentinel kernel now and then."""
 
     def graph_sentinel(self) -> None:
         """Launch a sentinel kernel into the graph that is being captured."""

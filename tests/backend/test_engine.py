@@ -16,7 +16,8 @@ from alphamoe_backend.faults import parse_fault
 from alphamoe_backend.graphs import CapturedForward, GraphRunner
 from alphamoe_backend.inputs import StaticInputs
 from alphamoe_backend.parallel import TensorParallelGroup
-from alphamoe_backend.waves import wave_sizes
+from alphamoe_backend.readback import Read, Readback
+from alphamoe_backend.waves import Batch, wave_sizes
 from alphamoe_tracers.errors import AlphaMoEError, UsageError
 from alphamoe_tracers.records import EXECUTIONS, Receipt
 
@@ -118,6 +119,99 @@ def test_phases_before_serving_are_told_apart_in_order_times_and_purpose() -> No
     assert set(engine.wall_s) == {"load", "warm_up", "capture", "prefill", "decode"}
     assert all(seconds > 0 for seconds in engine.wall_s.values())
     engine.close()
+
+
+class WatchedReadback(Readback):
+    """Writes down which reads follow which submissions."""
+
+    def __init__(self, log: list[str]) -> None:
+        super().__init__(torch.device("cpu"))
+        self.log = log
+        self.begun = 0
+
+    def begin(self, numbers: torch.Tensor, settle: Callable[[list[list[int]]], list[int]]) -> Read:
+        """Note the submission, and later the read."""
+        number = self.begun
+        self.begun += 1
+        self.log.append(f"submit {number}")
+        read = super().begin(numbers, settle)
+
+        def noted() -> list[int]:
+            self.log.append(f"read {number}")
+            return read()
+
+        return noted
+
+
+def test_decode_is_submitted_one_step_ahead_of_its_tokens(
+    loaded: tuple[Engine, list[Receipt], Watcher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prefill is read at once, each decode after the next one was submitted, and the last one at the end."""
+    engine, receipts, _ = loaded
+    log: list[str] = []
+    monkeypatch.setattr(engine, "_readback", WatchedReadback(log))
+    receipts.clear()
+    (completion,) = engine.serve(REQUESTS[:1], ("eager",))
+    assert log == [
+        *("submit 0", "read 0", "submit 1", "submit 2", "read 1", "submit 3", "read 2", "read 3"),
+    ]
+    assert len(completion.token_ids) == len(receipts) == 4
+
+
+def test_running_ahead_changes_no_token_and_no_receipt(
+    loaded: tuple[Engine, list[Receipt], Watcher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two waves of unequal prompts, against reading each step's tokens before the next is submitted."""
+    engine, receipts, _ = loaded
+
+    def served() -> tuple[list[tuple[int, ...]], list[tuple[object, ...]]]:
+        receipts.clear()
+        tokens = [completion.token_ids for completion in engine.serve(REQUESTS, ("eager",))]
+        return tokens, [(r.request_ids, r.execution, r.M, r.real_tokens, len(r.kernels)) for r in receipts]
+
+    assert engine.run_ahead
+    ahead = served()
+    monkeypatch.setattr(engine, "run_ahead", False)
+    assert served() == ahead
+
+
+def test_ranks_that_disagree_end_the_run_one_step_later(
+    loaded: tuple[Engine, list[Receipt], Watcher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second decode differs: the third is submitted already, on every rank alike, and no fourth is."""
+    engine, receipts, _ = loaded
+    receipts.clear()
+    group = engine._group
+
+    def compare(token_ids: torch.Tensor) -> torch.Tensor:
+        other = token_ids + (len(receipts) == 3)
+        return torch.stack([torch.maximum(token_ids, other), torch.maximum(-token_ids, -other)])
+
+    monkeypatch.setattr(group, "compare", compare)
+    monkeypatch.setattr(engine, "config", dataclasses.replace(engine.config, max_new_tokens=9))
+    with pytest.raises(AlphaMoEError, match="ranks disagree"):
+        engine.serve(REQUESTS[:1], ("eager",))
+    assert len(receipts) == 4
+    monkeypatch.undo()
+    assert len(engine.serve(REQUESTS[:1], ("eager",))[0].token_ids) == 4
+
+
+def test_a_decode_goes_on_only_from_the_inputs_that_hold_its_tokens(
+    loaded: tuple[Engine, list[Receipt], Watcher],
+) -> None:
+    """After a prefill, or a decode of another size, there is nothing on the device to go on from."""
+    engine, _, _ = loaded
+    engine.serve(REQUESTS[:1], ("eager",))
+    with pytest.raises(AlphaMoEError, match="goes on from"):
+        engine._submit(Batch("decode", ("a", "b"), None, [6, 10], [0, 1]), "witness")
+
+
+def test_a_group_that_blocks_the_host_reads_first() -> None:
+    """Under gloo, and where the configuration says so."""
+    recorder = DispatchRecorder("run", 0)
+    gloo = Engine(dataclasses.replace(CONFIG, world_size=2), recorder, NoObserver(), TensorParallelGroup(0, 2, "gloo"))
+    asked = Engine(dataclasses.replace(CONFIG, run_ahead=False), recorder, NoObserver(), TensorParallelGroup())
+    assert (gloo.run_ahead, asked.run_ahead) == (False, False)
 
 
 class ReplayedForward:

@@ -153,6 +153,17 @@ def test_static_inputs_pad_with_token_0_of_the_scratch_slot() -> None:
     assert StaticInputs(3, prefill=False, scratch_slot=1, device=CPU).logits_rows.tolist() == [0, 1, 2]
 
 
+def test_static_inputs_advance_real_rows_and_leave_padding() -> None:
+    """Sampled tokens become the next inputs one place further; padding would otherwise route to more experts."""
+    inputs = StaticInputs(4, prefill=False, scratch_slot=9, device=CPU)
+    inputs.fill([5, 6], [10, 20], [0, 1])
+    for sampled in ([7, 8, 100, 101], [3, 2, 1, 4]):
+        inputs.advance(torch.tensor(sampled))
+    assert inputs.input_ids.tolist() == [3, 2, 0, 0]
+    assert inputs.positions.tolist() == [12, 22, 0, 0]
+    assert inputs.slots.tolist() == [0, 1, 9, 9]
+
+
 @pytest.fixture
 def runner_on_fakes(monkeypatch: pytest.MonkeyPatch) -> tuple[GraphRunner, DispatchRecorder, Workspaces, list[str]]:
     """A runner whose every CUDA call is a fake."""
