@@ -129,7 +129,7 @@ class RankRun:
             self._strike(self._fault)
 
     def step_boundary(self, step: int) -> None:
-        """Launch the numbered sentinel of a step; here a rank that was told to stop leaves."""
+        """Let the collector launch a numbered sentinel when one is due; here a rank that was told to stop leaves."""
         if self._watchdog.stop_requested.is_set():
             raise StopRequestedError(f"stopped by the launcher before step {step}")
         if self._collector is not None:

@@ -39,7 +39,7 @@ class PlayedRank:
         self._content = RankContent(0, 1)
         self._receipts = ReceiptWriter(self.writer.receipts_path(0))
         self._written = 0
-        self.collector = Collector(path, 0, flush_period_s=3600, source=source)
+        self.collector = Collector(path, 0, flush_period_s=3600, step_sentinel_period_s=0.0, source=source)
 
     def serve(self) -> None:
         """Warm up, capture, open the window, serve the witness steps and close it."""

@@ -22,6 +22,7 @@ from alphamoe_tracers.activity import Kind
 from alphamoe_tracers.cupti import NVTX_INJECTION, Collector, prepare_environment
 from alphamoe_tracers.records import TABLES, CollectorSummary, SentinelKind, check_table
 from alphamoe_tracers.replay import Recording, ReplaySource
+from alphamoe_tracers.sentinels import NUMBERS, sentinel_numbers, sentinel_shape
 from alphamoe_tracers.source import Sink, SourceUnavailableError
 from alphamoe_tracers.synthetic import SyntheticKernel, SyntheticSource
 
@@ -41,7 +42,7 @@ def rows(out: Path, name: str) -> list[dict[str, object]]:
 
 
 def started(out: Path, source: SyntheticSource, **options: object) -> Collector:
-    options = {"in_process": True, **options}
+    options = {"in_process": True, "step_sentinel_period_s": 0.0, **options}
     collector = Collector(out, 0, source=source, flush_period_s=NEVER_S, **options)  # type: ignore[arg-type]
     collector.start()
     return collector
@@ -128,13 +129,40 @@ def test_sentinels_are_counted_from_the_records(tmp_path: Path, source: Syntheti
         "graph_step": (1, 0),
     }
     steps = kernels_of(tmp_path, "alphamoe_trace_sentinel_step")
-    assert [row["dynamic_smem_bytes"] for row in steps] == [0, 1]
+    assert sentinel_numbers(pa.Table.from_pylist(steps)).tolist() == [0, 1]
+    assert {row["dynamic_smem_bytes"] for row in steps} == {0}
     assert {row["class"] for row in rows(tmp_path, "symbols") if "sentinel" in str(row["base"])} == {
         "collector.sentinel"
     }
     assert summary.window_open_ns is not None
     assert summary.window_close_ns is not None
     assert summary.window_open_ns < summary.window_close_ns
+
+
+def test_step_sentinels_keep_their_distance(tmp_path: Path, source: SyntheticSource) -> None:
+    """Before the window and at its first step one is launched; the next ones wait for the period to pass."""
+    collector = started(tmp_path, source, step_sentinel_period_s=NEVER_S)
+    collector.step_boundary(7)
+    collector.step_boundary(8)
+    collector.open_window()
+    for step in range(9, 13):
+        collector.step_boundary(step)
+    summary = collector.stop()
+    assert sentinels(summary)["step"] == (2, 2)
+    steps = kernels_of(tmp_path, "alphamoe_trace_sentinel_step")
+    assert sentinel_numbers(pa.Table.from_pylist(steps)).tolist() == [7, 9]
+
+
+def test_sentinel_numbers_survive_their_launch_shape() -> None:
+    """Blocks and threads stay launchable, and numbers wrap where they end; old recordings used shared memory."""
+    numbers = [0, 1, 1023, 1024, 1025, NUMBERS - 1, NUMBERS, NUMBERS + 5]
+    shapes = [sentinel_shape(number) for number in numbers]
+    assert all(1 <= blocks <= 48 and 1 <= threads <= 1024 for blocks, threads in shapes)
+    grid, block = zip(*shapes, strict=True)
+    kernels = pa.table({"grid_x": grid, "block_x": block, "dynamic_smem_bytes": [0] * len(numbers)})
+    assert sentinel_numbers(kernels).tolist() == [number % NUMBERS for number in numbers]
+    old = pa.table({"grid_x": [1], "block_x": [1], "dynamic_smem_bytes": [1700]})
+    assert sentinel_numbers(old).tolist() == [1700]
 
 
 def test_sentinels_without_records_prove_nothing(tmp_path: Path, source: SyntheticSource) -> None:

@@ -15,12 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from alphamoe_tracers import pump as pump_module
+from alphamoe_tracers import scribe as scribe_module
 from alphamoe_tracers import scribe_process
 from alphamoe_tracers.cupti import Collector
 from alphamoe_tracers.scribe_process import ScribeProcess, wait_for_scribes
 from alphamoe_tracers.source import RawBuffer
 from alphamoe_tracers.synthetic import SyntheticKernel, SyntheticSource
-from alphamoe_tracers.wire import Buffer, Channel, Failed, Nodes, Write
+from alphamoe_tracers.wire import Buffer, Channel, Failed, Finish, Nodes, Ready, Write
 
 MOE = SyntheticKernel("moe")
 
@@ -271,10 +272,40 @@ def test_nodes_of_a_capture_travel_together(tmp_path: Path) -> None:
     assert ids == sorted(ids)
 
 
+def test_window_opens_when_the_scribe_is_up(tmp_path: Path) -> None:
+    """The window does not run beside a scribe that still imports."""
+    collector = started(tmp_path, SyntheticSource())
+    assert collector._pump is not None
+    collector.open_window()
+    assert collector._pump._ready.is_set()
+    assert collector.stop().state == "on"
+
+
+def test_scribe_that_does_not_come_up_ends_the_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The window is never opened, and the reason is told; the traced program goes on."""
+
+    def hang(data: Channel, control: Channel) -> None:
+        while (frame := data.receive()) is not None and not isinstance(frame[0], Finish):
+            pass
+
+    monkeypatch.setattr(scribe_module, "serve", hang)
+    monkeypatch.setattr(pump_module, "READY_TIMEOUT_S", 0.01)
+    collector = Collector(tmp_path, 0, source=SyntheticSource(), flush_period_s=3600, in_process=True)
+    collector.start()
+    collector.open_window()
+    assert not collector.recording
+    summary = collector.stop()
+    assert (summary.state, summary.window_open_ns, summary.sentinels) == ("off", None, ())
+    assert "was not up after 0.01 s" in str(summary.reason)
+
+
 def test_scribe_tells_what_it_does_not_understand(tmp_path: Path) -> None:
     """A message before the beginning ends the recording with a reason, not the scribe."""
     scribe = ScribeProcess(tmp_path, in_process=True)
     scribe.data.send(Nodes([(1, 0, 2, 3)]))
+    ready = scribe.control.receive()
+    assert ready is not None
+    assert ready[0] == Ready()
     frame = scribe.control.receive()
     assert frame is not None
     assert isinstance(frame[0], Failed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -50,6 +51,7 @@ class Collector:
         rank: int,
         *,
         flush_period_s: float = 1.0,
+        step_sentinel_period_s: float = 0.02,
         source: ActivitySource | None = None,
         keep_raw: Path | None = None,
         in_process: bool = False,
@@ -60,11 +62,13 @@ class Collector:
             out: the run bundle's directory.
             rank: the tensor-parallel rank, which names the files.
             flush_period_s: how often completed records become parts on disk.
+            step_sentinel_period_s: least time between two step sentinels, see :meth:`step_boundary`.
             source: where records come from; CUPTI when left out.
             keep_raw: also store the raw buffers there, to be played by :class:`alphamoe_tracers.replay.ReplaySource`.
             in_process: let the scribe be a thread, for tests of what it does.
         """
         self._out, self._rank, self._period_s = out, rank, flush_period_s
+        self._step_period_s, self._next_step_sentinel_s = step_sentinel_period_s, 0.0
         self._process = os.getpid()
         self._source = source
         self._keep_raw = keep_raw
@@ -139,15 +143,29 @@ class Collector:
             self._notes.append(f"stop: {error}")
 
     def open_window(self) -> None:
-        """Open the window in which absence is to be provable: idle device, time, sentinels."""
+        """Open the window in which absence is to be provable: idle device, time, sentinels.
+
+        Waits until the scribe is up, so that the window does not run beside its start; one that is not up after 30
+        seconds ends the recording.
+        """
+        if self._pump is not None:
+            self._pump.wait_until_ready()
+        self._next_step_sentinel_s = 0.0
         self._attempt("synchronize", self._synchronize)
         self._window_open_ns = self._timestamp()
         self._sentinel("open", 0)
         self._sentinel("graph_open", 0)
 
     def step_boundary(self, step: int) -> None:
-        """Launch a numbered sentinel between two steps."""
-        self._sentinel("step", step)
+        """Launch a sentinel with the number of the step that follows, now and then.
+
+        The first boundary of the window gets one, later ones when 20 ms passed since the last: that bounds how long a
+        collector that went silent stays unseen, and a launch at each step would cost short steps some percent.
+        """
+        now_s = time.monotonic()
+        if now_s >= self._next_step_sentinel_s:
+            self._next_step_sentinel_s = now_s + self._step_period_s
+            self._sentinel("step", step)
 
     def graph_sentinel(self) -> None:
         """Launch a sentinel on the current stream, which may be capturing: it becomes a node of that graph."""

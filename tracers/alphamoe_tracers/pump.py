@@ -28,6 +28,7 @@ from alphamoe_tracers.wire import (
     Module,
     Nodes,
     Outcome,
+    Ready,
     Walk,
     Write,
 )
@@ -35,6 +36,7 @@ from alphamoe_tracers.wire import (
 _NODES_A_FRAME = 4096
 BARRIER_TIMEOUT_S = 60.0
 FINISH_TIMEOUT_S = 300.0
+READY_TIMEOUT_S = 30.0
 """Beyond these a scribe hangs (a dead network disk): the traced program goes on without it."""
 
 _KEPT = "rows up to the last closed part are kept"
@@ -63,7 +65,7 @@ class Pump:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, threading.Event] = {}
         self._outcome: Outcome | None = None
-        self._over = threading.Event()
+        self._ready, self._over = threading.Event(), threading.Event()
         self._nodes: list[GraphNode] = []
         self._source_stopped = False
         self._scribe: ScribeProcess | None = None
@@ -95,6 +97,16 @@ class Pump:
         self._scribe, self._begin = scribe, begin
         for thread in self._threads:
             thread.start()
+
+    def wait_until_ready(self) -> None:
+        """Wait until the scribe is up, or ended; one that takes too long is given up, and the recording with it."""
+        until = time.monotonic() + READY_TIMEOUT_S
+        while not self._ready.wait(0.05) and not self._over.is_set():
+            if time.monotonic() > until:
+                self._fail(f"the process that writes the records was not up after {READY_TIMEOUT_S:g} s")
+                if self._scribe is not None:
+                    self._scribe.kill()
+                return
 
     def barrier(self) -> None:
         """Wait until everything queued so far is written as parts."""
@@ -209,6 +221,8 @@ class Pump:
     def _take(self, scribe: ScribeProcess, message: Message, blob: Blob) -> None:
         if isinstance(message, Ask | Walk):
             scribe.control.send(self._answer(message, blob))
+        elif isinstance(message, Ready):
+            self._ready.set()
         elif isinstance(message, Done):
             done = self._waiting.get(message.number)
             if done is not None:

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from alphamoe_tracers import compaction, tables
 from alphamoe_tracers.graph_nodes import GraphNode
@@ -34,6 +36,7 @@ from alphamoe_tracers.wire import (
     Module,
     Nodes,
     Outcome,
+    Ready,
     Walk,
     Write,
 )
@@ -158,13 +161,31 @@ class Scribe:
 
 def serve(data: Channel, control: Channel) -> None:
     """Be the scribe of the process at the other ends, until it finishes or is gone."""
-    tables.symbols_table(["_Z1fv"], 0, {})  # loads the demangler
-    scribe = Scribe(TracedProcess(control))
+    _import_lazy_parts()
+    traced = TracedProcess(control)
+    traced.tell(Ready())
+    scribe = Scribe(traced)
     while (frame := data.receive()) is not None:
         if scribe.take(*frame):
             return
     with contextlib.suppress(OSError):  # a full disk, and nobody to tell
         scribe.abandoned()
+
+
+def _import_lazy_parts() -> None:
+    """Load what is otherwise loaded by the first record or at the stop: demangler, compute functions, writer."""
+    symbols = tables.symbols_table(["_Z1fv"], 0, {})
+    pq.write_table(symbols.take([0]), pa.BufferOutputStream(), compression="zstd")
+
+
+class _NoPandas:
+    """Hides pandas: pyarrow imports it only to ask whether an array is one of its own, a third of the start-up."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        """Refuse pandas, leave everything else to others."""
+        if name == "pandas":
+            raise ModuleNotFoundError("the scribe has no use for pandas", name=name)
 
 
 def _why(error: OSError) -> str:
@@ -175,13 +196,14 @@ def _named(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> None:
     """Run as a process.
 
     Args:
         arguments: file descriptors of the two sockets, and the process id of the traced process.
     """
     data_fd, control_fd, parent = map(int, arguments)
+    sys.meta_path.insert(0, _NoPandas())
     # Ctrl-C is for the traced program; its end is what ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(OSError):
@@ -193,8 +215,9 @@ def main(arguments: list[str]) -> int:
         return os.getppid() != parent
 
     serve(Channel(socket.socket(fileno=data_fd), gone), Channel(socket.socket(fileno=control_fd), gone))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])
+    # The stop of the traced program waits for this end: all files are closed, and tearing pyarrow down takes a while.
+    os._exit(0)

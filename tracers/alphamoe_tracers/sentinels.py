@@ -1,8 +1,9 @@
 """Tiny kernels that the collector launches itself: seen among the records, they prove that it was live.
 
-``open`` and ``close`` stand at the window's ends, ``step`` at step boundaries; each carries a number, encoded as its
-dynamic shared memory. ``graph_open`` and ``graph_close`` are replayed from a graph of the collector's own (eager
-sentinels prove nothing about node-level tracing), and ``graph_step`` becomes a node of the graph being captured.
+``open`` and ``close`` stand at the window's ends, ``step`` at step boundaries; each carries a number, encoded in its
+launch shape (:func:`sentinel_shape`). ``graph_open`` and ``graph_close`` are replayed from a graph of the collector's
+own (eager sentinels prove nothing about node-level tracing), and ``graph_step`` becomes a node of the graph being
+captured.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 from typing import Any, get_args
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from alphamoe_tracers.columns import column
@@ -21,7 +23,8 @@ from alphamoe_tracers.source import SourceUnavailableError
 SYMBOL_PREFIX = "alphamoe_trace_sentinel_"
 SENTINEL_KINDS: tuple[SentinelKind, ...] = get_args(SentinelKind)
 NUMBERS = 48 * 1024
-"""Numbers wrap here: more dynamic shared memory than 48 KiB would need an attribute to be set."""
+"""Numbers wrap here: a sentinel has 48 blocks at most."""
+_BLOCK = 1024
 
 _PTX = "\n".join(
     [".version 7.0", ".target sm_70", ".address_size 64"]
@@ -32,6 +35,26 @@ _PTX = "\n".join(
 def sentinel_symbol(kind: SentinelKind) -> str:
     """Return the kernel symbol of a sentinel."""
     return SYMBOL_PREFIX + kind
+
+
+def sentinel_shape(number: int) -> tuple[int, int]:
+    """Return the blocks and the threads a block that encode a number.
+
+    Dynamic shared memory would hold it too, but a kernel that wants much of it may make an SM change its split between
+    cache and shared memory, which the program's own kernels would pay for.
+    """
+    blocks, threads = divmod(number % NUMBERS, _BLOCK)
+    return blocks + 1, threads + 1
+
+
+def sentinel_numbers(kernels: pa.Table) -> npt.NDArray[np.int64]:
+    """Return the numbers of sentinels.
+
+    Args:
+        kernels: KERNELS rows of sentinels. Recordings of older versions hold the number as dynamic shared memory.
+    """
+    blocks, threads = column(kernels, "grid_x").astype(np.int64), column(kernels, "block_x").astype(np.int64)
+    return (blocks - 1) * _BLOCK + threads - 1 + column(kernels, "dynamic_smem_bytes").astype(np.int64)
 
 
 def count_sentinels(
@@ -94,8 +117,9 @@ class SentinelKernels:
 
             _check("cuGraphLaunch", driver.cuGraphLaunch(self._graphs[kind], driver.CUstream(stream)))
             return
-        # One a step: through ctypes it costs a fraction of what cuda.bindings takes to convert the same arguments.
-        status = self._launch(self._functions[kind], 1, 1, 1, 1, 1, 1, number % NUMBERS, stream, None, None)
+        # Between steps: through ctypes it costs a fraction of what cuda.bindings takes to convert the same arguments.
+        blocks, threads = sentinel_shape(number)
+        status = self._launch(self._functions[kind], blocks, 1, 1, threads, 1, 1, 0, stream, None, None)
         if status:
             from cuda.bindings import driver
 

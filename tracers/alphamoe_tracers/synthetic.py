@@ -14,7 +14,7 @@ from alphamoe_tracers.activity import BrokenBufferError, Kind, Layouts
 from alphamoe_tracers.graph_nodes import GraphNode
 from alphamoe_tracers.range_pairing import MARKER_END, MARKER_START, OBJECT_PROCESS, OBJECT_THREAD
 from alphamoe_tracers.records import SentinelKind
-from alphamoe_tracers.sentinels import NUMBERS, sentinel_symbol
+from alphamoe_tracers.sentinels import sentinel_shape, sentinel_symbol
 from alphamoe_tracers.source import LoadedModule, RawBuffer, Sink
 
 RECORD_SIZES = {1: 96, 2: 88, 4: 40, 5: 40, 9: 32, 10: 216, 12: 56, 13: 40, 17: 56, 38: 56}
@@ -208,8 +208,9 @@ class SyntheticSource:
             self.node()
         elif not self.loses_sentinels:
             node = self.node(self.node()) if kind.startswith("graph_") else 0
+            blocks, threads = sentinel_shape(number)
             sentinel = SyntheticKernel(
-                sentinel_symbol(kind), block=(1, 1, 1), dynamic_smem_bytes=number % NUMBERS, graph_node_id=node
+                sentinel_symbol(kind), grid=(blocks, 1, 1), block=(threads, 1, 1), graph_node_id=node
             )
             if node:
                 self.replay([sentinel])

@@ -75,6 +75,10 @@ class Finish(msgspec.Struct, tag=True, frozen=True):
     """For a recording that is kept: what the clock said each time that it was asked."""
 
 
+class Ready(msgspec.Struct, tag=True, frozen=True):
+    """The scribe is up: what it needs is imported."""
+
+
 class Ask(msgspec.Struct, tag=True, frozen=True):
     """The scribe wants the texts at these char pointers."""
 
@@ -119,7 +123,7 @@ class Outcome(msgspec.Struct, tag=True, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-Message = Begin | Buffer | Nodes | Module | Write | Finish | Ask | Walk | Answer | Done | Failed | Outcome
+Message = Begin | Buffer | Nodes | Module | Write | Finish | Ask | Ready | Walk | Answer | Done | Failed | Outcome
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
