@@ -5,7 +5,9 @@
 World size 1, geometry qwen3-next-80b, bfloat16. Three prompts are prefilled (one graph size each) and decoded together
 (three requests in the graph of four rows). Logits are compared under teacher forcing, token by token, on the same
 KV cache, beside the difference between two eager runs: the fused kernel adds in no fixed order, so that even those
-differ. Exits 1 when a bar is missed.
+differ. Decode that ran ahead is checked token by token: each token that it gave, fed back in the synchronous order
+(fill, run, read), must be followed by the next one that it gave, unless two choices were nearly equal. Exits 1 when a
+bar is missed.
 """
 
 from __future__ import annotations
@@ -107,7 +109,7 @@ class Bench:
             found.append(self.logits("prefill", ids, list(range(len(ids))), [slot] * len(ids), replay=replay))
         return torch.cat(found)
 
-    def forced(self, tokens: list[tuple[int, ...]], replay: bool) -> torch.Tensor:
+    def forced(self, tokens: list[tuple[int, ...]], replay: bool, steps: int = FORCED_STEPS) -> torch.Tensor:
         """Decode given tokens after the prompts and give logits [steps, 3, vocab]."""
         return torch.stack(
             [
@@ -118,9 +120,25 @@ class Bench:
                     [0, 1, 2],
                     replay=replay,
                 )
-                for step in range(FORCED_STEPS)
+                for step in range(steps)
             ]
         )
+
+    def slips_of_running_ahead(
+        self, tokens: list[tuple[int, ...]], *, prefill_replay: bool, replay: bool
+    ) -> tuple[int, int]:
+        """Feed back what decode that ran ahead gave, in the synchronous order.
+
+        Returns:
+            How many of its tokens were not the greedy choice then, and how many were worse than it by more than
+            :data:`CLEAR_GAP`.
+        """
+        first = self.prefill(prefill_replay)[None]
+        logits = torch.cat([first, self.forced(tokens, replay, NEW_TOKENS - 1)])
+        chosen = torch.tensor(tokens).T
+        best, greedy = logits.max(dim=-1)
+        behind = best - logits.gather(-1, chosen[..., None]).squeeze(-1)
+        return int((greedy != chosen).sum()), int((behind > CLEAR_GAP).sum())
 
     def close(self) -> None:
         """Give the memory back."""
@@ -167,6 +185,34 @@ def check(layers: int, backend: str) -> tuple[dict[str, Any], list[str]]:
     if served != wanted:
         missed.append(f"receipts show {sorted(served ^ wanted)} more or less than served")
 
+    def check_run_ahead(name: str, bench: Bench, tokens: list[tuple[int, ...]], **replays: bool) -> None:
+        slips, clear_slips = bench.slips_of_running_ahead(tokens, **replays)
+        numbers[f"run ahead, {name}"] = {
+            "tokens": NEW_TOKENS * len(tokens),
+            "differ": slips,
+            "of them clear": clear_slips,
+        }
+        if clear_slips:
+            missed.append(f"run ahead, {name}: {clear_slips} tokens are not what the synchronous order gives")
+
+    if not engine.run_ahead:
+        missed.append("decode did not run ahead")
+    check_run_ahead("eager", bench, eager, prefill_replay=False, replay=False)
+    check_run_ahead("full graph", bench, replayed, prefill_replay=True, replay=True)
+    ahead = [(r.request_ids, r.execution, r.M, r.real_tokens) for r in bench.receipts if r.purpose == "witness"]
+    bench.receipts.clear()
+    engine.run_ahead = False
+    completions = engine.serve(requests(), EXECUTIONS)
+    engine.run_ahead = True
+    numbers["decode ms a step, reading at once, eager / full"] = [
+        round(completions[first].timings["decode_s"] * 1e3 / (NEW_TOKENS - 1), 3) for first in (0, 3)
+    ]
+    numbers["run ahead: first divergence from reading at once"] = [
+        first_divergence(a, b.token_ids) for a, b in zip([*eager, *replayed], completions, strict=True)
+    ]
+    if [(r.request_ids, r.execution, r.M, r.real_tokens) for r in bench.receipts] != ahead:
+        missed.append("receipts differ between running ahead and reading at once")
+
     bench.prefill(replay=False)
     forced_again = bench.forced(eager, replay=False)
     prefill_eager = bench.prefill(replay=False)
@@ -209,6 +255,7 @@ def check(layers: int, backend: str) -> tuple[dict[str, Any], list[str]]:
     bench.prefill(replay=False)
     compare("decode, cut graph against eager", bench.forced(eager, replay=True), forced_eager, allowed)
     completions = bench.engine.serve(requests(), ("decode_graph_replay",))
+    check_run_ahead("cut graph", bench, [c.token_ids for c in completions], prefill_replay=False, replay=True)
     numbers["decode ms a step, cut graph"] = round(completions[0].timings["decode_s"] * 1e3 / (NEW_TOKENS - 1), 3)
     bench.close()
     return numbers, missed
@@ -229,7 +276,7 @@ def main() -> int:
     numbers["gpu"], numbers["torch"] = torch.cuda.get_device_name(), torch.__version__
     for name, value in numbers.items():
         shown = value if not isinstance(value, dict) else "  ".join(f"{key} {item}" for key, item in value.items())
-        print(f"{name:44} {shown}")
+        print(f"{name:48} {shown}")
     for line in missed:
         print(f"MISSED  {line}")
     print("engine check:", "FAILED" if missed else "passed")
