@@ -57,10 +57,7 @@ def gather(
         UsageError: files of the bundle contradict each other (nothing of it is judged), or run.json names a MoE
             backend without known symbols.
     """
-    contradictions = bundle.contradictions()
-    if contradictions:
-        more = f" (and {len(contradictions) - 1} more)" if len(contradictions) > 1 else ""
-        raise UsageError(f"{bundle.path}: {contradictions[0]}{more}", "record the run again into an empty directory")
+    refuse_contradictions(bundle)
     backend = bundle.run.moe_runner_backend
     # An imported trace does not say which backend was asked for: nothing is required of it until a rule is.
     if required is None:
@@ -74,6 +71,18 @@ def gather(
     proofs = {rank: prove_window(bundle, rank, own.frame) for rank, own in kernels.items()}
     agreements = {rank: compare(own, receipts[rank], (*required, *forbidden)) for rank, own in kernels.items()}
     return Evidence(bundle, required, forbidden, kernels, receipts, proofs, agreements)
+
+
+def refuse_contradictions(bundle: RunBundle) -> None:
+    """Refuse a bundle whose files contradict each other: nothing of it is judged.
+
+    Raises:
+        UsageError: with the first contradiction.
+    """
+    contradictions = bundle.contradictions()
+    if contradictions:
+        more = f" (and {len(contradictions) - 1} more)" if len(contradictions) > 1 else ""
+        raise UsageError(f"{bundle.path}: {contradictions[0]}{more}", "record the run again into an empty directory")
 
 
 def counted_as_real(frame: pd.DataFrame) -> pd.Series:

@@ -75,6 +75,14 @@ class NarrowBundle(RunBundle):
                 self._counts[rank] = self._counted(rank, column(kernels, "symbol_id"))
         return self._counts[rank]
 
+    def forget(self, rank: int) -> None:
+        """Let go of a rank's kernels and launches once they were judged; how many there were stays known."""
+        self.symbol_counts(rank)
+        for name in ("kernels", "launches"):
+            read = self._tables[name, rank]
+            empty = TABLES[name].empty_table()
+            self._tables[name, rank] = replace(read, table=empty, skipped=read.skipped + read.table.num_rows)
+
     def read_table(self, name: str, rank: int) -> TableRead:
         """Return one table of one rank; of kernels and launches the rows that are asked about."""
         key = (name, self._rank_checked(rank))
