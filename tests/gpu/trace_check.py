@@ -31,6 +31,7 @@ class Case:
     name: str
     argv: tuple[str, ...]
     check: Callable[[Report], list[str]]
+    exit_code: int = 0
 
 
 def _kernels(report: Report, symbol: str) -> dict[tuple[int, str], int]:
@@ -105,6 +106,19 @@ def silent(report: Report) -> list[str]:
     return wrong
 
 
+def cut_short(killed: int) -> Callable[[Report], list[str]]:
+    """Require that a killed rank is named, that its witnesses up to the last flush are there, and no PASS."""
+
+    def check(report: Report) -> list[str]:
+        wrong = ["PASS of a run that was cut short"] if report["verdict"] == "PASS" else []
+        rank = report["ranks"][killed]
+        if rank["ended"] != "cut short" or not rank["kernels"] or not rank["receipts"]:
+            wrong.append(f"rank {killed}: {rank['ended']}, {rank['kernels']} kernels, {rank['receipts']} receipts")
+        return wrong
+
+    return check
+
+
 def cases(layers: int) -> tuple[Case, ...]:
     base = ("--prompt", "gsm8k:17", "--model", "qwen3-next-80b", "--layers", str(layers))
     return (
@@ -113,6 +127,9 @@ def cases(layers: int) -> tuple[Case, ...]:
         Case("stock", ("--ranks", "1", "--moe-runner-backend", "triton", *base), passes(STOCK, KERNEL)),
         Case("fallback", ("--ranks", "4", "--inject-fault", "fallback:rank=2", *base), fails_naming_rank(2)),
         Case("batch3", ("--ranks", "1", *base, "--prompt", "gsm8k:18", "--prompt", "gsm8k:19"), passes(KERNEL, STOCK)),
+        Case(
+            "killed", ("--ranks", "4", "--inject-fault", "kill:rank=1,phase=decode", *base), cut_short(1), exit_code=1
+        ),
         Case("silent", ("--ranks", "1", "--no-receipts", "--no-nvtx", *base), silent),
     )
 
@@ -143,7 +160,7 @@ def main() -> int:
         )
         wall_s = time.monotonic() - began
         print(f"--- {case.name}: {' '.join(case.argv)}\n{finished.stdout[-6000:]}{finished.stderr[-4000:]}")
-        if finished.returncode != 0 or not report_file.is_file():
+        if finished.returncode != case.exit_code or not report_file.is_file():
             wrong = [f"exit {finished.returncode}"]
             report: Report = {}
         else:
