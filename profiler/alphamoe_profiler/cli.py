@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "import": ("alphamoe_profiler.commands.import_traces", "bring traces of other tools into a run bundle"),
     "gate": ("alphamoe_profiler.commands.gate", "judge a run, or traces, by a witness policy"),
     "selftest": ("alphamoe_profiler.commands.selftest", "prove on this machine that the gate can fail"),
+    "dashboard": ("alphamoe_profiler.commands.dashboard", "write one HTML page of a run's M buckets, or compare two runs"),
     "doctor": ("alphamoe_profiler.commands.doctor", "say what this machine can do and what is missing"),
 }
 
@@ -133,7 +134,7 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _top_help() -> str:
-    listed = "\n".join(f"  {name:<8} {summary}" for name, (_, summary) in COMMANDS.items())
+    listed = "\n".join(f"  {name:<9} {summary}" for name, (_, summary) in COMMANDS.items())
     return (
         f"usage: {PROGRAM} [COMMAND] [OPTIONS]\n\n"
         "Evidence that a fused MoE kernel really ran: on every rank, in every execution mode, at every M.\n"

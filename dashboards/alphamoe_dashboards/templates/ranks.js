@@ -1,0 +1,118 @@
+"use strict";
+// Ranks against each other: skew by layer and step, symbols of some ranks only, launch shapes that differ at one M.
+// Clocks of different ranks have no common base, so only durations are compared, never starts.
+(() => {
+  const { el, panel, note } = AMT;
+
+  function layers(run) {
+    const { cube } = run;
+    return AMT.groupCube((i) => (cube.layer[i] < 0 ? null : `${cube.rank[i]}|${cube.layer[i]}`), { symbols: AMT.subjectSymbols(AMT.subject()), noHistogram: true })
+      .filter((group) => group.timed).map((group) => ({ rank: cube.rank[group.row], layer: cube.layer[group.row], mean: group.sum / group.timed, calls: group.calls }));
+  }
+
+  function drawLayers(node, rows) {
+    const ranks = AMT.distinct(rows.map((row) => row.rank));
+    AMT.draw(node, "skew", ranks.map((rank) => {
+      const own = rows.filter((row) => row.rank === rank).sort((a, b) => a.layer - b.layer);
+      return AMT.trace("skew", 0, { x: own.map((row) => row.layer), y: own.map((row) => row.mean / 1e3), name: `rank ${rank}`, showlegend: ranks.length <= 16, line: { color: AMT.colour(rank) }, marker: { color: AMT.colour(rank), symbol: AMT.symbolOf(rank) } });
+    }), (layout) => { layout.yaxis.title.text = "mean duration (µs)"; });
+  }
+
+  // Busy time of each step on each rank; needs steps with the same number on several ranks (receipts give them).
+  AMT.stepSkew = (run) => {
+    const { steps } = run, keep = AMT.filter(steps), found = new Map();
+    for (let i = 0; i < steps.rows; i++) {
+      if (!keep(i) || steps.kernels[i] <= 0) continue;
+      const own = found.get(steps.step[i]) || { step: steps.step[i], execution: AMT.text(steps.execution[i]), M: steps.M[i], ranks: new Map() };
+      own.ranks.set(steps.rank[i], steps.busy_ns[i]);
+      found.set(steps.step[i], own);
+    }
+    const rows = [];
+    for (const row of found.values()) {
+      if (row.ranks.size < 2) continue;
+      const values = [...row.ranks.values()], mean = values.reduce((a, b) => a + b, 0) / values.length;
+      const slowest = Math.max(...values);
+      rows.push({ ...row, mean, slowest, fastest: Math.min(...values), skew: mean ? slowest / mean - 1 : NaN, rank: [...row.ranks].find(([, ns]) => ns === slowest)[0] });
+    }
+    return rows.sort((a, b) => a.step - b.step);
+  };
+
+  function drawSteps(node, rows) {
+    AMT.draw(node, "step_skew", AMT.byExecution(rows).map(([execution, own]) => AMT.trace("step_skew", 0, {
+      x: own.map((row) => row.step), y: own.map((row) => row.skew * 100), name: AMT.label(AMT.executionName(execution)),
+      text: own.map((row) => `step ${row.step}, M ${row.M}: slowest rank ${row.rank}, ${AMT.time(row.slowest)}; fastest ${AMT.time(row.fastest)}`),
+      hovertemplate: "%{text}<br>%{y:.1f} % above the mean<extra></extra>", marker: { color: AMT.colour(AMT.place(execution)), symbol: AMT.symbolOf(AMT.place(execution)) },
+    })));
+    node.removeAllListeners?.("plotly_click");
+    node.on("plotly_click", (event) => AMT.set({ view: "timeline", step: event.points[0].x }));
+  }
+
+  function uneven(run) {
+    const { cube } = run;
+    const groups = AMT.groupCube((i) => `${cube.symbol[i]}|${cube.rank[i]}`, { noHistogram: true, anyRank: true }), found = new Map();
+    for (const group of groups) {
+      const symbol = cube.symbol[group.row];
+      if (!found.has(symbol)) found.set(symbol, new Map());
+      found.get(symbol).set(cube.rank[group.row], group.calls);
+    }
+    const rows = [];
+    for (const [symbol, ranks] of found) {
+      const missing = run.facts.ranks.map((rank) => rank.rank).filter((rank) => !ranks.has(rank));
+      const counts = [...ranks.values()];
+      const different = Math.min(...counts) !== Math.max(...counts);
+      if (missing.length || different) rows.push({ name: run.symbols.names[symbol], ranks: [...ranks.keys()], missing, low: Math.min(...counts), high: Math.max(...counts) });
+    }
+    return rows.sort((a, b) => b.missing.length - a.missing.length || b.high - a.high);
+  }
+
+  // Launch shapes of one symbol at one M that are not the same set on every rank that ran it.
+  function divergence(run) {
+    const { shapes } = run, keep = AMT.filter(shapes, { anyRank: true }), found = new Map();
+    for (let i = 0; i < shapes.rows; i++) {
+      if (!keep(i) || shapes.M[i] < 0) continue;
+      const id = `${shapes.symbol[i]}|${shapes.execution[i]}|${shapes.M[i]}`;
+      if (!found.has(id)) found.set(id, { row: i, ranks: new Map() });
+      const ranks = found.get(id).ranks;
+      if (!ranks.has(shapes.rank[i])) ranks.set(shapes.rank[i], []);
+      ranks.get(shapes.rank[i]).push(AMT.shapeText(shapes, i));
+    }
+    const rows = [];
+    for (const { row, ranks } of found.values()) {
+      const sets = new Map();
+      for (const [rank, own] of ranks) { const key = own.sort().join("; "); if (!sets.has(key)) sets.set(key, []); sets.get(key).push(rank); }
+      if (sets.size > 1) rows.push({ name: run.symbols.names[shapes.symbol[row]], execution: AMT.text(shapes.execution[row]), M: shapes.M[row], sets: [...sets].map(([shape, on]) => `ranks ${AMT.fold(on)}: ${AMT.short(shape, 400)}`) });
+    }
+    return rows;
+  }
+  AMT.shapeText = (s, i) => `grid ${s.grid_x[i]}×${s.grid_y[i]}×${s.grid_z[i]}, block ${s.block_x[i]}×${s.block_y[i]}×${s.block_z[i]}, cluster ${s.cluster_x[i]}×${s.cluster_y[i]}×${s.cluster_z[i]}, ${AMT.count(s.dynamic_smem_bytes[i])} B dynamic shared memory`;
+
+  AMT.views.ranks = {
+    title: "Ranks",
+    render(main) {
+      const run = AMT.run(), rows = layers(run), skew = AMT.stepSkew(run), few = uneven(run), shapes = divergence(run);
+      main.append(el("div", { class: "tools" }, AMT.subjectPicker(run), note("Only durations are compared: clocks of different ranks have no common base.")));
+      const grid = el("div", { class: "grid" });
+      main.append(grid);
+      if (run.facts.world_size < 2) grid.append(panel("c12", null, note("One rank: there is no skew to show. More ranks: alphamoe-trace --ranks 4 --prompt gsm8k:17")));
+      const chart = (name, draw, empty, ok) => { const node = el("div", { class: "chart", id: `chart-${name}` }); grid.append(el("section", { class: "panel c6" }, ok ? node : note(empty))); if (ok) draw(node); };
+      chart("skew", (node) => drawLayers(node, rows), "No kernel of this choice is attributed to a layer.", rows.length);
+      chart("step_skew", (node) => drawSteps(node, skew), "No step ran on several ranks under one number, so steps cannot be compared.", skew.length);
+      grid.append(panel("c12", `Symbols that did not run equally often on every rank (${few.length})`, few.length ? AMT.table([
+        { title: "class", value: (row) => row.name.kind }, { title: "symbol", value: (row) => row.name.full, show: (row) => AMT.nameCell(row.name.full), cls: "name" },
+        { title: "missing on ranks", value: (row) => row.missing.length, show: (row) => AMT.fold(row.missing) || "none" }, { title: "ran on ranks", value: (row) => row.ranks.length, show: (row) => AMT.fold(row.ranks) },
+        { title: "fewest calls", value: (row) => row.low, show: (row) => AMT.count(row.low), num: true }, { title: "most calls", value: (row) => row.high, show: (row) => AMT.count(row.high), num: true },
+      ], few, { limit: 40, tall: true, id: "uneven-table" }) : note("Every symbol ran equally often on every rank that the run has.")));
+      grid.append(panel("c12", `Launch shapes that differ between ranks at the same M (${shapes.length})`, shapes.length ? AMT.table([
+        { title: "symbol", value: (row) => row.name.base, show: (row) => AMT.nameCell(row.name.full), cls: "name" }, { title: "execution", value: (row) => row.execution }, { title: "M", value: (row) => row.M, num: true },
+        { title: "shapes", value: (row) => row.sets.length, show: (row) => el("ul", {}, row.sets.map((text) => el("li", {}, text))), cls: "name" },
+      ], shapes, { limit: 40, tall: true, id: "shapes-table" }) : note("Same symbol, same M, same launch shape: on all ranks.")));
+      if (skew.length) {
+        grid.append(panel("c12", AMT.timed("Steps by skew"), AMT.table([
+          { title: "step", value: (row) => row.step, num: true }, { title: "execution", value: (row) => row.execution }, { title: "M", value: (row) => row.M, num: true },
+          { title: "above mean", value: (row) => row.skew, show: (row) => AMT.percent(row.skew), num: true }, { title: "slowest rank", value: (row) => row.rank, num: true },
+          { title: "slowest", value: (row) => row.slowest, show: (row) => AMT.time(row.slowest), num: true }, { title: "fastest", value: (row) => row.fastest, show: (row) => AMT.time(row.fastest), num: true },
+        ], skew, { sort: 3, limit: 20, tall: true, pick: (row) => AMT.set({ view: "timeline", step: row.step }) })));
+      }
+    },
+  };
+})();
