@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from alphamoe_profiler.policy import DispatchRule, ForbidRule, MSet, PlacedPolicy, Policy, RequireRule
-from alphamoe_profiler.policy_match import Selector
+from alphamoe_profiler.policy_match import Selector, compiled
 from alphamoe_tracers.symbols import class_names, is_truncated
 
 
@@ -182,10 +182,10 @@ def _class_problems(selector: Selector) -> Iterator[str]:
 
 def _regex_problem(pattern: str) -> str | None:
     try:
-        compiled = re.compile(pattern)
+        found = compiled(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         return f"not a regular expression: {error}"
-    return "matches every name, so it tells nothing apart" if compiled.search("") else None
+    return "matches every name, so it tells nothing apart" if found.search("") else None
 
 
 def _contradictory(rules: list[PlacedRule]) -> list[Problem]:

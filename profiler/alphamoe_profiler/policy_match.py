@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -50,7 +51,7 @@ class Selector:
             case "full":
                 return _whole_words(self.symbol).search(name) is not None
             case "regex":
-                return _compiled(self.symbol).search(name) is not None
+                return compiled(self.symbol).search(name) is not None
             case "class":
                 return _in_class(self.symbol, _class_of(name, self.classes))
 
@@ -92,8 +93,11 @@ def _whole_words(symbol: str) -> re.Pattern[str]:
 
 
 @lru_cache(maxsize=1024)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern)
+def compiled(pattern: str) -> re.Pattern[str]:
+    """Compile a pattern of a policy; what a later Python may read otherwise is no warning of ours."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return re.compile(pattern)
 
 
 def _in_class(wanted: str, found: str | None) -> bool:
@@ -106,8 +110,8 @@ def _in_class(wanted: str, found: str | None) -> bool:
 def _class_of(full: str, classes: tuple[ClassRule, ...]) -> str | None:
     base = base_name(full)
     for own in classes:
-        if any(_compiled(p).search(triton_base(base)) for p in own.base):
+        if any(compiled(p).search(triton_base(base)) for p in own.base):
             return own.name
-        if any(_compiled(p).search(full) for p in own.full):
+        if any(compiled(p).search(full) for p in own.full):
             return own.name
     return symbol_class(base, full)
