@@ -12,7 +12,9 @@ from alphamoe_profiler.bundle_files import replacing
 from alphamoe_tracers.errors import UsageError
 
 
-def build(runs: list[Path], out: Path | None, force: bool = False, told: Callable[[str], object] = str) -> tuple[Path, list[RunDigest]]:
+def build(
+    runs: list[Path], out: Path | None, force: bool = False, told: Callable[[str], object] = str
+) -> tuple[Path, list[RunDigest]]:
     """Write the page of one run, or of a baseline and a candidate.
 
     Args:

@@ -16,7 +16,9 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 Columns = dict[str, Array]
 
-_KINDS: dict[str, str] = {"u8": "<u1", "u16": "<u2", "u32": "<u4", "i8": "<i1", "i16": "<i2", "i32": "<i4", "f64": "<f8"}
+_KINDS: dict[str, str] = {
+    "u8": "<u1", "u16": "<u2", "u32": "<u4", "i8": "<i1", "i16": "<i2", "i32": "<i4", "f64": "<f8",
+}  # fmt: skip
 _UNSIGNED, _SIGNED = ("u8", "u16", "u32"), ("i8", "i16", "i32")
 MISSING = -1
 """Null in every integer column of a page: no count, index, M, layer or time of a page is below 0."""
@@ -85,9 +87,8 @@ def pack(columns: Mapping[str, Array]) -> dict[str, Any]:
 
 def unpack(table: Mapping[str, Any]) -> Columns:
     """Return the columns of a packed table."""
-    return {
-        name: np.frombuffer(base64.b64decode(content), _KINDS[kind]) for name, (kind, content) in table["columns"].items()
-    }
+    packed = table["columns"].items()
+    return {name: np.frombuffer(base64.b64decode(content), _KINDS[kind]) for name, (kind, content) in packed}
 
 
 def concat(parts: list[Columns]) -> Columns:

@@ -20,6 +20,8 @@ _T_975 = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Student's t for 1 to 10 degrees of freedom; above, 1.96 + 2.5 / df is within 0.5 %."""
 _KEYS = ["rank", "execution", "M", "full"]
 MAX_ROWS = 40_000
+WHOLE_STEP, MOE_STEP = "all kernels of a step", "MoE kernels of a step"
+"""Names of rows that compare sums over a step instead of one symbol."""
 
 
 def compare(baseline: RunDigest, candidate: RunDigest) -> dict[str, Any]:
@@ -31,11 +33,11 @@ def compare(baseline: RunDigest, candidate: RunDigest) -> dict[str, Any]:
         names), ``differs`` ([what, baseline, candidate]: what was asked that is not equal).
     """
     left, right = (_means(_rows(run)) for run in (baseline, candidate))
-    both = left.join(right, how="inner", lsuffix="_a", rsuffix="_b").reset_index()
+    both = left.merge(right, left_index=True, right_index=True, suffixes=("_a", "_b")).reset_index()
     ratio = both["mean_b"] / both["mean_a"]
-    error = np.sqrt(both["rel_var_a"] + both["rel_var_b"])
-    freedom = np.minimum(both["steps_a"], both["steps_b"]) - 1
-    width = np.array([_t(int(value)) for value in freedom]) * error.to_numpy()
+    error = (both["rel_var_a"] + both["rel_var_b"]).to_numpy(np.float64) ** 0.5
+    freedom = both[["steps_a", "steps_b"]].min(axis=1) - 1
+    width = np.array([_t(int(value)) for value in freedom.tolist()]) * error
     both["ratio"], both["low"], both["high"] = ratio, ratio * np.exp(-width), ratio * np.exp(width)
     both = both.sort_values(["sum_b", *_KEYS], ascending=[False, True, True, True, True]).head(MAX_ROWS)
     integers = ("rank", "execution", "M", "full", "steps_a", "steps_b", "calls_a", "calls_b")
@@ -44,6 +46,7 @@ def compare(baseline: RunDigest, candidate: RunDigest) -> dict[str, Any]:
     names_a, names_b = _names(baseline), _names(candidate)
     return {
         "rows": rows,
+        "sums": [MOE_STEP, WHOLE_STEP],
         "appeared": sorted(names_b - names_a),
         "vanished": sorted(names_a - names_b),
         "differs": _differences(baseline.facts, candidate.facts),
@@ -61,8 +64,22 @@ def _rows(run: RunDigest) -> pd.DataFrame:
     frame = pd.DataFrame(table)
     frame = frame[frame["traffic"] == run.strings.add("witness")]
     full = run.tables["symbols"]["full"]
+    if run.facts["kind"] == "imported":  # such ranks number their steps each for itself
+        frame["step"] = frame["step"] * run.facts["world_size"] + frame["rank"]
     frame["full"] = full[frame["symbol"].to_numpy()] if len(frame) else MISSING
-    return frame
+    kinds = text(run, run.tables["symbols"]["class"])
+    is_moe = np.array([(name or "").startswith(("moe.", "alphamoe.")) for name in kinds], bool)
+    moe = frame[is_moe[frame["symbol"].to_numpy()]] if len(frame) else frame
+    # Two backends share no symbol: what one step costs can be compared all the same. One such sum is one call.
+    sums = [_a_step(part, run.strings.add(name)) for name, part in ((WHOLE_STEP, frame), (MOE_STEP, moe))]
+    return pd.concat([frame[["rank", *_KEYS[1:], "step", "n", "sum_ns"]], *sums], ignore_index=True)
+
+
+def _a_step(frame: pd.DataFrame, name: int) -> pd.DataFrame:
+    """Return the kernel time of each rank's step as one observation."""
+    keys = ["rank", "execution", "step"]
+    whole = frame.groupby(keys).agg(sum_ns=("sum_ns", "sum"), M=("M", "max")).reset_index()
+    return whole.assign(full=name, n=1)
 
 
 def _means(frame: pd.DataFrame) -> pd.DataFrame:

@@ -33,7 +33,7 @@ _TEXTS = {
 }
 _SYMBOLS = ("cube", "shapes", "clusters", "kernels")
 
-Progress = Callable[[str], None]
+Progress = Callable[[str], object]
 
 
 @dataclass

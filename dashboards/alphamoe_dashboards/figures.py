@@ -22,6 +22,8 @@ _STATE_COLOURS = {"equal": "#009E73", "fewer": "#E69F00", "more": "#CC79A7", "no
 def matrix_figure(cells: pd.DataFrame) -> go.Figure:
     """Draw execution x kernel M against rank, each cell with its receipts and witnesses.
 
+    A cell with ``(!)`` holds launch shapes that contradict its M.
+
     Args:
         cells: execution, M, rank, submissions, witnesses, state.
     """
@@ -38,7 +40,7 @@ def matrix_figure(cells: pd.DataFrame) -> go.Figure:
         wide = named.pivot_table(index="row", columns="rank", values="state", aggfunc="first").reindex(rows)
         texts = named.assign(told=[_cell_text(row) for row in named.itertuples()])
         told = texts.pivot_table(index="row", columns="rank", values="told", aggfunc="first").reindex(rows)
-        z = wide.map(lambda state: at.get(state, None) if isinstance(state, str) else None)
+        z = wide.map(lambda state: at.get(state) if isinstance(state, str) else None)
         fig.add_trace(
             go.Heatmap(
                 x=[str(rank) for rank in wide.columns], y=rows, z=z.to_numpy(), text=told.fillna("").to_numpy(),
@@ -52,7 +54,8 @@ def matrix_figure(cells: pd.DataFrame) -> go.Figure:
 
 def _cell_text(row: Any) -> str:
     submitted = "?" if row.submissions < 0 else f"{row.submissions:,}"
-    return escape_label(f"{row.witnesses:,} {STATE_MARKS[row.state]} {submitted}")
+    bad = " (!)" if getattr(row, "shape_bad", 0) else ""
+    return escape_label(f"{row.witnesses:,} {STATE_MARKS[row.state]} {submitted}{bad}")
 
 
 def launches_figure(buckets: pd.DataFrame) -> go.Figure:
@@ -98,7 +101,15 @@ def duration_figure(boxes: pd.DataFrame, points: pd.DataFrame, shared_gpu: bool 
         points: execution, M, duration_ns.
         shared_gpu: say so beside the time.
     """
-    fig = figure("Kernel duration by M", "M", "duration (us)", shared_gpu=shared_gpu, height=380, boxmode="group", scattermode="group")
+    fig = figure(
+        "Kernel duration by M",
+        "M",
+        "duration (us)",
+        shared_gpu=shared_gpu,
+        height=380,
+        boxmode="group",
+        scattermode="group",
+    )
     for execution, own in _by_execution(boxes):
         place = execution_place(execution)
         fig.add_trace(

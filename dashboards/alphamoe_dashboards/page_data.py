@@ -36,9 +36,7 @@ def page_document(runs: list[RunDigest]) -> dict[str, Any]:
         "runs": [
             {
                 "facts": run.facts,
-                "tables": {
-                    name: pack(columns) for name, columns in run.tables.items() if name not in _NOT_ON_THE_PAGE
-                },
+                "tables": {name: pack(columns) for name, columns in run.tables.items() if name not in _NOT_ON_THE_PAGE},
             }
             for run in runs
         ],

@@ -1,6 +1,6 @@
 """What a page keeps of one rank: counts, sums and histograms of every kernel, the kernels of the sampled steps.
 
-Ranks are digested one after another (two at a time for large runs), so that no more than a rank's kernels are in memory.
+Ranks are digested one after another (two at a time for large runs): all their kernels are never in memory together.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ class Coder:
         """Return [n] the codes of a categorical column."""
         names = np.array([self.text(str(name)) for name in values.cat.categories], np.int64)
         codes = values.cat.codes.to_numpy()
-        return np.where(codes >= 0, names[codes], MISSING) if len(names) else np.full(len(codes), MISSING, np.int64)
+        found = names[codes] if len(names) else np.full(len(codes), MISSING, np.int64)
+        return np.asarray(np.where(codes >= 0, found, MISSING), np.int64)
 
     def _symbols(self, frame: pd.DataFrame) -> Ints:
         codes = [frame[name].cat.codes.to_numpy().astype(np.int64) for name in ("full", "base", "class")]
@@ -118,12 +119,13 @@ class Coder:
             kind = names[2][value % sizes[2]]
             unknown = "(symbol unknown)"
             self._target.symbols.append((full or base or unknown, base or full or unknown, kind))
-        return inverse.reshape(-1).astype(np.int64)
+        return np.asarray(inverse.reshape(-1), np.int64)
 
 
 def integers(values: pd.Series) -> Ints:
     """Return a nullable integer column with MISSING for null."""
-    return values.fillna(MISSING).to_numpy(np.int64) if values.isna().any() else values.to_numpy(np.int64)
+    known = values.fillna(MISSING) if values.isna().any() else values
+    return np.asarray(known.to_numpy(np.int64), np.int64)
 
 
 def _coded(frame: pd.DataFrame, coder: Coder, steps: StepTables) -> Columns:
@@ -228,13 +230,16 @@ def clusters(coded: Columns) -> Columns:
 
 
 def _kept(coded: Columns, sample: Sample) -> Array:
-    order = np.lexsort((coded["start"], coded["step"]))
+    order: Array = np.lexsort((coded["start"], coded["step"]))
     if sample.everything:
         return order
     if sample.steps:
         keep = np.isin(coded["step"], np.array(sorted(sample.steps), np.int64))
-        return order[keep[order]]
-    return order[own_steps(coded["step"][order], sample.per_rank_rows)]
+    else:
+        keep = np.empty(len(order), bool)
+        keep[order] = own_steps(coded["step"][order], sample.per_rank_rows)
+    kept: Array = order[keep[order]]
+    return kept
 
 
 def _kernels(coded: Columns, rows: Array) -> Columns:

@@ -103,7 +103,7 @@ def step_tables(bundle: RunBundle, rank: int, own: AttributedKernels, coder: Cod
     kept = flat if len(flat) <= MAX_STEP_ROWS else flat.iloc[np.linspace(0, len(flat) - 1, MAX_STEP_ROWS).astype(int)]
     keys = ["traffic", "execution", "forward_mode", "M", "dispatch_M", "real_tokens"]
     counted = flat[flat["receipts"] > 0] if receipts else flat
-    forwards = counted.groupby(keys).size().rename("steps").reset_index() if len(counted) else counted[keys].assign(steps=0)
+    forwards = counted[keys].assign(steps=1).groupby(keys)["steps"].sum().reset_index()
     return StepTables(_columns(kept, _STEP_COLUMNS), _columns(forwards, (*keys, "steps")), named)
 
 
@@ -139,7 +139,7 @@ def _ran(frame: pd.DataFrame, submitted: set[str]) -> pd.DataFrame:
 
 
 def _by_receipt(receipts: list[Receipt], coder: Coder) -> pd.DataFrame:
-    rows = {}
+    rows: dict[int, dict[str, int]] = {}
     buckets: dict[int, int] = {}
     for item in receipts:
         if item.step in rows:

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from alphamoe_dashboards.cards import card_of, moe_work
-from alphamoe_dashboards.columns import MISSING, Columns
+from alphamoe_dashboards.columns import Columns
 from alphamoe_dashboards.verdict_facts import report_facts
 from alphamoe_profiler.windows import readable_rank_file
 from alphamoe_tracers.errors import EvidenceError
@@ -22,7 +22,17 @@ if TYPE_CHECKING:
 _NOT_AGAIN = ("--out", "--force", "--json", "--no-collector", "--no-nvtx", "--no-receipts")
 PREVIEW = 600
 """Letters of a prompt or response that a page shows; the bundle holds them whole."""
-_VERSIONS = ("torch", "torch-cuda", "cupti-python", "nvidia-cuda-cupti", "triton", "sglang", "vllm", "flashinfer", "python")
+_VERSIONS = (
+    "torch",
+    "torch-cuda",
+    "cupti-python",
+    "nvidia-cuda-cupti",
+    "triton",
+    "sglang",
+    "vllm",
+    "flashinfer",
+    "python",
+)
 
 
 def read_facts(bundle: RunBundle, parts: list[RankDigest], digested: RunDigest) -> dict[str, Any]:
@@ -63,9 +73,9 @@ def _asked(bundle: RunBundle, gpu: str | None) -> list[list[str]]:
             f"E {geometry.E}, H {geometry.H}, I {geometry.I}, top-k {geometry.top_k}, block M {geometry.block_m}, "
             f"{geometry.quantization}, {geometry.layers} layers"
         )
-    prompts = [
-        f"{item.spec}, {item.token_count:,} tokens, sha256 {item.sha256[:12]}" for item in run.prompts[:20]
-    ] + ([f"and {len(run.prompts) - 20} more"] if len(run.prompts) > 20 else [])
+    prompts = [f"{item.spec}, {item.token_count:,} tokens, sha256 {item.sha256[:12]}" for item in run.prompts[:20]] + (
+        [f"and {len(run.prompts) - 20} more"] if len(run.prompts) > 20 else []
+    )
     source = run.source
     revision = None
     if source.commit or source.tree_sha256:
@@ -87,7 +97,7 @@ def _asked(bundle: RunBundle, gpu: str | None) -> list[list[str]]:
         ("Command", shlex.join(run.argv) if run.argv else None),
     ]
     if run.imported is not None:
-        files = [item.path for item in run.imported.files if item.used]
+        files = [item.path.rsplit("/", 1)[-1] for item in run.imported.files if item.used]
         more = f" and {len(files) - 4} more" if len(files) > 4 else ""
         rows.append(("Imported from", ", ".join(files[:4]) + more))
     unknown = "not known (imported)" if run.kind == "imported" else "not known"
@@ -198,7 +208,13 @@ def _missing(bundle: RunBundle, facts: dict[str, Any], digested: RunDigest) -> l
     if not any(rank["memory"] for rank in facts["ranks"]):
         rows.append(["memory", "No memory snapshot was recorded.", again])
     if not facts["reports"]:
-        rows.append(["verdicts", "No gate was run on this bundle.", f"alphamoe-trace gate {here} --json {here}/reports/gate.json"])
+        rows.append(
+            [
+                "verdicts",
+                "No gate was run on this bundle.",
+                f"alphamoe-trace gate {here} --json {here}/reports/gate.json",
+            ]
+        )
     if not facts["sanitizer"]:
         rows.append(["sanitizer", "No sanitizer replay was run.", f"alphamoe-trace sanitize {here}"])
     return rows
@@ -214,6 +230,3 @@ def _again(argv: tuple[str, ...]) -> str:
         if not dropping:
             kept.append(word)
     return shlex.join(kept)
-
-
-__all__ = ["MISSING", "read_facts"]

@@ -9,12 +9,34 @@ import plotly.graph_objects as go
 from alphamoe_tracers.records import EXECUTIONS
 
 PALETTE = {
-    "light": ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9", "#7A4FB5", "#4D4D4D", "#A0522D", "#5F9EA0"],
-    "dark": ["#56B4E9", "#F0803C", "#2FC49A", "#E39CC4", "#F0C83C", "#9BD3F5", "#B79AE8", "#BDBDBD", "#D79B7A", "#8FC7C9"],
+    "light": [
+        "#0072B2",
+        "#D55E00",
+        "#009E73",
+        "#CC79A7",
+        "#B8860B",
+        "#56B4E9",
+        "#7A4FB5",
+        "#4D4D4D",
+        "#A0522D",
+        "#5F9EA0",
+    ],
+    "dark": [
+        "#56B4E9",
+        "#F0803C",
+        "#2FC49A",
+        "#E39CC4",
+        "#F0C83C",
+        "#9BD3F5",
+        "#B79AE8",
+        "#BDBDBD",
+        "#D79B7A",
+        "#8FC7C9",
+    ],
 }
 """The same hue at the same place in both themes. More classes than colours reuse them, and are told apart by text."""
 SYMBOLS = ["circle", "square", "diamond", "cross", "triangle-up", "x", "triangle-down", "star", "pentagon", "hexagon"]
-EXECUTION_ORDER = {name: number for number, name in enumerate(EXECUTIONS)}
+EXECUTION_ORDER: dict[str, int] = {str(name): number for number, name in enumerate(EXECUTIONS)}
 FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
 
 

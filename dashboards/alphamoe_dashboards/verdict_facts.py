@@ -95,7 +95,9 @@ def report_facts(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any
     Returns:
         (gate reports, sanitizer reports, one sentence for each file that could not be read).
     """
-    gates, sanitizers, problems = [], [], []
+    gates: list[dict[str, Any]] = []
+    sanitizers: list[dict[str, Any]] = []
+    problems: list[str] = []
     if not folder.is_dir():
         return [], [], []
     for path in sorted([*folder.glob("*.json"), *folder.glob("sanitizer/**/*.json")]):

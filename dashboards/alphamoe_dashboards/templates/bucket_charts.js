@@ -94,7 +94,7 @@
     if (rows.some((row) => Number.isFinite(row.flops))) {
       place("roofline", "c5", (node) => roofline(node, run, rows), note(`Operations and least bytes follow from the geometry in the receipts; touched experts from uniform routing (the routing plan is not recorded). ${run.facts.card ? "" : "The card's peaks are not known here."}`));
     }
-    place("tokens", "c6", (node) => AMT.draw(node, "tokens", ["real", "dispatch", "kernel"].map((key, n) => AMT.trace("tokens", n, {
+    if (tokens.length) place("tokens", "c6", (node) => AMT.draw(node, "tokens", ["real", "dispatch", "kernel"].map((key, n) => AMT.trace("tokens", n, {
       x: tokens.map((row) => `${AMT.label(AMT.executionName(row.execution).replace("_graph_replay", ""))} ${row.M}`),
       y: tokens.map((row) => (key === "real" && !row.realKnown) || (key === "dispatch" && !row.dispatchKnown) ? null : row[key] / row.steps),
       name: ["real tokens", "dispatch M", "kernel M"][n], marker: { color: AMT.colour([2, 5, 0][n]) },

@@ -124,7 +124,7 @@
       main.append(grid);
       grid.append(panel("c12", AMT.timed("Buckets: a row opens its steps"), bucketTable(run, rows)));
       AMT.bucketCharts(grid, run, rows, tokens);
-      grid.append(panel("c6", "Real tokens, dispatch M and kernel M", tokenTable));
+      grid.append(panel("c6", "Real tokens, dispatch M and kernel M", tokens.length ? tokenTable : note("No step with a known M passes the filters, so nothing says how many real tokens a bucket held."), tokens.length ? null : AMT.missing("matrix")));
     },
   };
 })();

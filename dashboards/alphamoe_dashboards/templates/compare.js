@@ -16,26 +16,26 @@
     return [found, wanted];
   }
 
-  const told = (row) => (Number.isFinite(row.low) ? (row.low > 1 ? "slower" : row.high < 1 ? "faster" : "no difference shown") : "one step: no interval");
+  const told = (row) => (Number.isFinite(row.low) ? (row.low > 1 ? "slower" : row.high < 1 ? "faster" : "not told apart") : "one step: no interval");
 
   AMT.views.compare = {
     title: "Compare",
     hidden: () => !AMT.compare,
     render(main) {
-      const [a, b] = AMT.runs.map((run) => run.facts), [all, rank] = rows(), subject = AMT.subject(), symbols = AMT.subjectSymbols(subject);
-      const wanted = new Set(AMT.run().symbols.names.filter((_, i) => symbols[i]).map((own) => own.full));
-      const chosen = all.filter((row) => wanted.has(row.full) && row.M >= 0);
+      const [a, b] = AMT.runs.map((run) => run.facts), [all, rank] = rows(), names = [...new Set([...AMT.compare.sums, ...all.map((row) => row.full)])];
+      const wanted = names.includes(AMT.state.name) ? AMT.state.name : all.some((row) => row.full === names[0]) ? names[0] : names[1];
+      const chosen = all.filter((row) => row.full === wanted && row.M >= 0);
+      const picker = el("label", {}, "Compare ", el("select", { id: "compare-name", onchange: (event) => AMT.set({ name: event.target.value }) }, names.slice(0, 300).map((name) => el("option", { value: name, selected: name === wanted }, AMT.short(name, 90)))));
       main.append(panel("", null, el("dl", { class: "facts" }, el("dt", {}, "Baseline"), el("dd", {}, a.name), el("dt", {}, "Candidate"), el("dd", {}, b.name)),
         a.shared_gpu || b.shared_gpu ? el("p", { class: "warn" }, "shared GPU: ranks of at least one run were time-sliced, so these ratios prove nothing about speed.") : null,
         AMT.compare.differs.length ? [el("h3", {}, "What was not the same"), AMT.table([{ title: "what", value: (row) => row[0] }, { title: "baseline", value: (row) => row[1], cls: "name" }, { title: "candidate", value: (row) => row[2], cls: "name" }], AMT.compare.differs, { fixed: true, id: "differs-table" })] : note("What was asked is equal in both runs.")));
-      main.append(el("div", { class: "tools" }, AMT.subjectPicker(AMT.run()), note(`Real requests; ${rank < 0 ? "all ranks together (choose one rank for its own)" : `rank ${rank}`}. Interval: 95 % of the ratio of means, steps being the independent unit.`)));
+      main.append(el("div", { class: "tools" }, picker, note(`Real requests; ${rank < 0 ? "all ranks together (choose one rank for its own)" : `rank ${rank}`}. Interval: 95 % of the ratio of means, steps being the independent unit.`)));
       const node = el("div", { class: "chart", id: "chart-compare" });
       main.append(el("section", { class: "panel" }, chosen.length ? node : note("No bucket of these kernels is in both runs.")));
       if (chosen.length) {
-        const names = [...new Set(chosen.map((row) => row.full))];
         AMT.draw(node, "compare", AMT.byExecution(AMT.onM(chosen)).map(([execution, own]) => AMT.trace("compare", 0, {
-          x: own.map((row) => AMT.mValue(row.M)), y: own.map((row) => row.ratio), name: AMT.label(AMT.executionName(execution)), text: own.map((row) => (names.length > 1 ? AMT.label(row.full) : "")),
-          hovertemplate: "M %{x}: %{y:.3f} %{text}<extra></extra>", error_y: { type: "data", symmetric: false, array: own.map((row) => (Number.isFinite(row.high) ? row.high - row.ratio : 0)), arrayminus: own.map((row) => (Number.isFinite(row.low) ? row.ratio - row.low : 0)) },
+          x: own.map((row) => AMT.mValue(row.M)), y: own.map((row) => row.ratio), name: AMT.label(AMT.executionName(execution)),
+          hovertemplate: "M %{x}: %{y:.3f}<extra></extra>", error_y: { type: "data", symmetric: false, array: own.map((row) => (Number.isFinite(row.high) ? row.high - row.ratio : 0)), arrayminus: own.map((row) => (Number.isFinite(row.low) ? row.ratio - row.low : 0)) },
           marker: { color: AMT.colour(AMT.place(execution)), symbol: AMT.symbolOf(AMT.place(execution)) },
         })), (layout) => { AMT.mAxis(layout, chosen.map((row) => row.M)); layout.yaxis.title.text = "ratio (below 1: candidate faster)"; });
       }

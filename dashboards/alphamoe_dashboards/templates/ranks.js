@@ -22,7 +22,8 @@
   AMT.stepSkew = (run) => {
     const { steps } = run, keep = AMT.filter(steps), found = new Map();
     for (let i = 0; i < steps.rows; i++) {
-      if (!keep(i) || steps.kernels[i] <= 0) continue;
+      // Imported ranks number their steps each for itself: receipts alone say that two ranks did the same step.
+      if (!keep(i) || steps.kernels[i] <= 0 || steps.receipts[i] <= 0) continue;
       const own = found.get(steps.step[i]) || { step: steps.step[i], execution: AMT.text(steps.execution[i]), M: steps.M[i], ranks: new Map() };
       own.ranks.set(steps.rank[i], steps.busy_ns[i]);
       found.set(steps.step[i], own);

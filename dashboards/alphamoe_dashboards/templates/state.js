@@ -3,7 +3,7 @@
 (() => {
   const NUMBERS = { rank: "ranks", layer: "layers", m: "ms" };
   const TEXTS = { exec: "executions", traffic: "traffic" };
-  const SINGLE = { view: "overview", subject: "", axis: "cat", q: "", shapes: "" };
+  const SINGLE = { view: "overview", subject: "", axis: "cat", name: "", q: "", shapes: "" };
 
   function parse(fragment) {
     const given = new URLSearchParams(fragment.replace(/^#/, ""));

@@ -9,9 +9,10 @@
     for (let s = 0; s < slices.rows; s++) sampled.add(slices.step[s]);
     for (let i = 0; i < steps.rows; i++) {
       if (!keep(i)) continue;
-      const step = steps.step[i];
-      let row = found.get(step);
-      if (!row) found.set(step, (row = { step, execution: AMT.text(steps.execution[i]), mode: AMT.text(steps.forward_mode[i]), traffic: AMT.text(steps.traffic[i]), M: steps.M[i], dispatch: steps.dispatch_M[i], real: steps.real_tokens[i], requests: AMT.text(steps.requests[i]), ranks: 0, receipts: 0, submissions: 0, witnesses: 0, kernels: 0, busy: 0, span: 0, equal: true, sampled: sampled.has(step) }));
+      // Imported ranks number their steps each for itself: such steps are never joined.
+      const step = steps.step[i], own = run.facts.kind === "imported" ? `${step}|${steps.rank[i]}` : step;
+      let row = found.get(own);
+      if (!row) found.set(own, (row = { step, rank: run.facts.kind === "imported" ? steps.rank[i] : null, execution: AMT.text(steps.execution[i]), mode: AMT.text(steps.forward_mode[i]), traffic: AMT.text(steps.traffic[i]), M: steps.M[i], dispatch: steps.dispatch_M[i], real: steps.real_tokens[i], requests: AMT.text(steps.requests[i]), ranks: 0, receipts: 0, submissions: 0, witnesses: 0, kernels: 0, busy: 0, span: 0, equal: true, sampled: sampled.has(step) }));
       row.ranks++; row.receipts += steps.receipts[i]; row.submissions += steps.submissions[i]; row.witnesses += steps.witnesses[i];
       row.kernels += steps.kernels[i]; row.busy = Math.max(row.busy, steps.busy_ns[i]);
       if (steps.start[i] >= 0) row.span = Math.max(row.span, steps.end[i] - steps.start[i]);
@@ -24,7 +25,7 @@
   AMT.stepColumns = () => [
     { title: "step", value: (row) => row.step, num: true }, { title: "execution", value: (row) => row.execution, show: (row) => AMT.executionName(row.execution) }, { title: "mode", value: (row) => row.mode },
     { title: "M", value: (row) => row.M, show: (row) => known(row.M), num: true }, { title: "real tokens", value: (row) => row.real, show: (row) => known(row.real), num: true },
-    { title: "ranks", value: (row) => row.ranks, num: true }, { title: "kernels", value: (row) => row.kernels, show: (row) => AMT.count(row.kernels), num: true, hint: "over the ranks that the filters leave" },
+    { title: "ranks", value: (row) => row.ranks, show: (row) => (row.rank === null ? String(row.ranks) : `rank ${row.rank}`), num: true }, { title: "kernels", value: (row) => row.kernels, show: (row) => AMT.count(row.kernels), num: true, hint: "over the ranks that the filters leave" },
     { title: "seen / submitted", value: (row) => row.witnesses, show: (row) => (row.receipts ? `${AMT.count(row.witnesses)} ${row.equal ? "=" : "≠"} ${AMT.count(row.submissions)}` : "no receipt"), num: true },
     { title: "busy", value: (row) => row.busy, show: (row) => AMT.time(row.busy), num: true, hint: "summed kernel time of the slowest rank" }, { title: "span", value: (row) => row.span, show: (row) => AMT.time(row.span), num: true, hint: "first to last kernel of the slowest rank" },
     { title: "kernels here", value: (row) => row.sampled, show: (row) => (row.sampled ? "yes" : "sums only") }, { title: "request", value: (row) => row.requests, show: (row) => row.requests || "–", cls: "name" },
@@ -63,11 +64,12 @@
       const chosen = [...new Set(run.slices.step)].sort((a, b) => a - b), at = chosen.indexOf(step);
       const move = (text, to, label) => el("button", { type: "button", disabled: !(to in chosen), "aria-label": label, onclick: () => AMT.set({ step: chosen[to] }) }, text);
       main.append(panel("", title, el("div", { class: "tools" }, move("‹ step", at - 1, "Previous step"), move("step ›", at + 1, "Next step"),
+        run.facts.kind === "imported" && run.facts.world_size > 1 && step >= 0 ? el("span", { class: "warn" }, "each rank of an import numbers its steps for itself") : null,
         note(sample.everything ? "Every kernel of the run is in this page." : `${AMT.count(sample.steps)} sampled steps are here kernel by kernel (${AMT.count(sample.kernels)} of ${AMT.count(sample.of)} kernels); other steps as sums.`)), shown ? node : null, told));
       if (shown) AMT.drawTimeline(node, run, lanes, told);
       else told.textContent = chosen.includes(step) ? (untimed ? `${AMT.count(untimed)} kernels ran here untimed: they have no place in time.` : "No kernel of this step passes the filters.") : "This step is not among the sampled ones: its sums are in the table below. Pick a step with “kernels here”.";
       if (shown && untimed) main.append(note(`${AMT.count(untimed)} more kernels ran untimed and are not drawn.`));
-      main.append(panel("", AMT.timed(`Steps (${AMT.count(rows.length)})`), rows.length ? AMT.table(AMT.stepColumns(), rows, { limit: 100, tall: true, id: "step-table", pick: (row) => AMT.set({ step: row.step }), chosen: (row) => row.step === step }) : note("No step passes the filters.")));
+      main.append(panel("", AMT.timed(`Steps (${AMT.count(rows.length)})`), rows.length ? AMT.table(AMT.stepColumns(), rows, { limit: 100, tall: true, id: "step-table", pick: (row) => AMT.set(row.rank === null ? { step: row.step } : { step: row.step, ranks: [row.rank] }), chosen: (row) => row.step === step }) : note("No step passes the filters.")));
       if (shown) main.append(panel("", AMT.timed(`Kernels of this step (${AMT.count(shown)})`), kernelTable(run, lanes)));
     },
   };

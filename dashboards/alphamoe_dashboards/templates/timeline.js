@@ -124,6 +124,7 @@
     node.on("plotly_relayout", (event) => {
       if (drawing) return;
       if (event["xaxis.autorange"]) show(-pad, whole + pad);
+      else if (event["xaxis.range"]) show(event["xaxis.range"][0] * 1e3, event["xaxis.range"][1] * 1e3);
       else if ("xaxis.range[0]" in event) show(event["xaxis.range[0]"] * 1e3, event["xaxis.range[1]"] * 1e3);
     });
     AMT.zoomTimeline = (from, to) => show(from, to);

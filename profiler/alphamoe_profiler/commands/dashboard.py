@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from alphamoe_tracers.errors import UsageError
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _progress():  # type: ignore[no-untyped-def]
+def _progress() -> Callable[[str], object]:
     if not sys.stderr.isatty():
         return str
 
