@@ -35,11 +35,9 @@ _PROBES = {
     "torch": "import json, torch\n"
     "print(json.dumps({'version': torch.__version__, 'cuda': torch.version.cuda,"
     " 'devices': torch.cuda.device_count() if torch.cuda.is_available() else 0}))",
-    "cupti": "import json\nfrom cupti import cupti\ntrouble = ''\n"
-    "try:\n    cupti.get_timestamp()\nexcept Exception as error:\n    trouble = str(error)\n"
-    "words = open('/proc/self/maps').read().split()\n"
-    "mapped = sorted({word for word in words if word.rsplit('/', 1)[-1].startswith('libcupti')})\n"
-    "print(json.dumps({'mapped': mapped, 'trouble': trouble}))",
+    "cupti": "import json\nfrom alphamoe_tracers import libcupti\ntrouble = ''\n"
+    "try:\n    libcupti.load().now_ns()\nexcept Exception as error:\n    trouble = str(error)\n"
+    "print(json.dumps({'mapped': libcupti.mapped_libraries(), 'trouble': trouble}))",
     "nvrtc": "import json\nfrom cuda.core import Program, ProgramOptions\n"
     'code = Program(\'extern "C" __global__ void probe() {}\', "c++", ProgramOptions(arch="sm_90a"))\n'
     "print(json.dumps({'bytes': len(code.compile('cubin').code)}))",
@@ -222,7 +220,7 @@ def _cupti(answer: dict[str, Any] | None, why: str) -> Check:
     if len(mapped) > 1:
         detail = f"{versions}; two libraries are loaded: {', '.join(mapped)}"
         return Check("cupti", "broken", detail, "take the other libcupti out of LD_LIBRARY_PATH", "gpu")
-    if answer["trouble"] and "driver is not found" not in answer["trouble"]:
+    if answer["trouble"] and not answer["trouble"].startswith("no CUDA device"):
         detail = f"{versions}: {answer['trouble']}"
         return Check("cupti", "broken", detail, "another profiler, or a libcupti newer than the driver?", "gpu")
     where = mapped[0] if mapped else "the library is loaded where there is a driver"

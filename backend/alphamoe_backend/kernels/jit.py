@@ -1,4 +1,4 @@
-"""Compile CUDA sources with NVRTC, keep the cubins on disk, load them and remember what they were compiled from.
+"""Compile CUDA sources with NVRTC (through cuda.core), keep the cubins on disk, load them and remember what they were compiled from.
 
 Compiling needs no GPU. The disk cache (``ALPHAMOE_TRACE_CACHE_DIR``, else ``~/.cache/alphamoe-trace``) is keyed by the
 source, architecture, definitions and NVRTC version; an entry carries the hash of its cubin and is compiled again when
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 import re
 import tempfile
@@ -26,7 +27,7 @@ from alphamoe_tracers.errors import AlphaMoEError
 
 _FORMAT = "alphamoe-cubin-1"
 # Generic lambdas are host functions to NVRTC without --device-as-default-execution-space.
-_OPTIONS = ("--std=c++17", "--device-as-default-execution-space", "--ptxas-options=-v")
+_OPTIONS: dict[str, Any] = {"std": "c++17", "device_as_default_execution_space": True, "ptxas_options": ["-v"]}
 _USAGE = re.compile(r"Used (\d+) registers")
 _INCLUDE = re.compile(r'#include "([\w.]+)"')
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -116,48 +117,42 @@ def source_text(source_name: str, suffix: str = ".cu") -> bytes:
         raise AlphaMoEError(f"there is no CUDA source named {source_name!r}", hint=", ".join(source_names())) from None
 
 
-def _nvrtc() -> Any:
-    try:
-        from cuda.bindings import nvrtc
-    except ImportError:
-        raise AlphaMoEError(
-            "compiling the fused kernel needs NVRTC", hint="pip install cuda-bindings nvidia-cuda-nvrtc (Linux)"
-        ) from None
-    return nvrtc
-
-
 def nvrtc_version() -> str:
     """Give the version of the NVRTC library, such as ``13.0``."""
-    nvrtc = _nvrtc()
+    _cuda_core()
+    from cuda.bindings import nvrtc
+
     error, major, minor = nvrtc.nvrtcVersion()
     if error != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise AlphaMoEError(f"NVRTC does not tell its version ({error.name})")
     return f"{major}.{minor}"
 
 
-def _compile(name: str, source: bytes, arch: str, defines: Mapping[str, int]) -> tuple[bytes, str]:
-    nvrtc = _nvrtc()
-    success = nvrtc.nvrtcResult.NVRTC_SUCCESS
-    error, program = nvrtc.nvrtcCreateProgram(source, f"{name}.cu".encode(), 0, [], [])
-    if error != success:
-        raise AlphaMoEError(f"NVRTC refused {name}.cu ({error.name})")
+def _cuda_core() -> Any:
     try:
-        options = [f"--gpu-architecture={arch}", *_OPTIONS, *(f"-D{key}={value}" for key, value in defines.items())]
-        (error,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
-        _, size = nvrtc.nvrtcGetProgramLogSize(program)
-        log = b" " * size
-        nvrtc.nvrtcGetProgramLog(program, log)
-        text = log.decode(errors="replace").strip("\0 \n")
-        if error != success:
-            raise AlphaMoEError(f"{name}.cu does not compile for {arch} with {dict(defines)}:\n{text}")
-        _, size = nvrtc.nvrtcGetCUBINSize(program)
-        code = b" " * size
-        (error,) = nvrtc.nvrtcGetCUBIN(program, code)
-        if error != success or not size:
-            raise AlphaMoEError(f"NVRTC gave no cubin for {name}.cu and {arch} ({error.name})")
-        return code, text
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
+        import cuda.core
+    except ImportError:
+        raise AlphaMoEError(
+            "compiling the fused kernel needs NVRTC", hint="pip install cuda-core nvidia-cuda-nvrtc (Linux)"
+        ) from None
+    return cuda.core
+
+
+def _compile(name: str, source: bytes, arch: str, defines: Mapping[str, int]) -> tuple[bytes, str]:
+    """Compile one source to a cubin and give it with the assembler's log."""
+    core = _cuda_core()
+    options = core.ProgramOptions(
+        name=f"{name}.cu",
+        arch=arch,
+        define_macro=[(macro, str(value)) for macro, value in defines.items()] or None,
+        **_OPTIONS,
+    )
+    log = io.StringIO()
+    try:
+        code: bytes = core.Program(source.decode(), "c++", options).compile("cubin", logs=log).code
+    except Exception as error:  # cuda.core raises types of its own private modules, with the compiler's log in the text
+        raise AlphaMoEError(f"{name}.cu does not compile for {arch} with {dict(defines)}:\n{error}") from error
+    return code, log.getvalue()
 
 
 def cache_directory() -> Path:
