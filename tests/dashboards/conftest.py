@@ -47,35 +47,68 @@ def browser() -> Iterator[Any]:
 
 
 Opener = Callable[..., Any]
+RESET = """fragment => {
+    history.replaceState(null, "", fragment || "#");
+    AMT.MAX_MARKS = 3000;
+    dispatchEvent(new HashChangeEvent("hashchange"));
+    scrollTo(0, 0);
+}"""
+
+
+class Tabs:
+    """Open tabs by page, width and colour scheme, and what went wrong in any of them."""
+
+    def __init__(self, browser: Any) -> None:
+        self.browser = browser
+        self.troubles: list[str] = []
+        self.kept: dict[Path, Any] = {}
+        self.contexts: list[Any] = []
+
+    def open(self, path: Path, fragment: str = "", width: int = 1280, scheme: str = "light", keep: bool = False) -> Any:
+        """Open a page; a kept one is only given another fragment, which loads nothing again."""
+        if path in self.kept and keep:
+            self.kept[path].evaluate(RESET, fragment)
+            return self.kept[path]
+        context = self.browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        tab = context.new_page()
+        tab.set_default_timeout(20_000)
+        tab.on("console", lambda message: self._trouble(message.type == "error", f"console: {message.text}"))
+        tab.on("pageerror", lambda error: self._trouble(True, f"error: {error}"))
+        tab.on("dialog", lambda dialog: self._trouble(True, f"dialog: {dialog.message}"))
+        tab.on("request", lambda asked: self._trouble(not asked.url.startswith(LOCAL), f"request: {asked.url}"))
+        tab.goto(f"{path.as_uri()}{fragment}")
+        tab.wait_for_function("document.documentElement.dataset.renders > 0")
+        if keep:
+            self.kept[path] = tab
+        else:
+            self.contexts.append(context)
+        return tab
+
+    def _trouble(self, is_one: bool, text: str) -> None:
+        if is_one:
+            self.troubles.append(text)
+
+
+LOCAL = ("file:", "data:", "blob:")
+
+
+@pytest.fixture(scope="session")
+def tabs(browser: Any) -> Tabs:
+    """Tabs of the session."""
+    return Tabs(browser)
 
 
 @pytest.fixture
-def open_page(browser: Any) -> Iterator[Opener]:
+def open_page(tabs: Tabs, golden_page: Path) -> Iterator[Opener]:
     """Open a page; when the test ends there must have been no console error and no request beyond the file."""
-    contexts, troubles = [], []
 
-    def told(message: Any) -> None:
-        if message.type == "error":
-            troubles.append(f"console: {message.text}")
-
-    def asked(request: Any) -> None:
-        if not request.url.startswith(("file:", "data:", "blob:")):
-            troubles.append(f"request: {request.url}")
-
-    def opened(path: Path, fragment: str = "", width: int = 1280, scheme: str = "light") -> Any:
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        contexts.append(context)
-        tab = context.new_page()
-        tab.set_default_timeout(20_000)
-        tab.on("console", told)
-        tab.on("pageerror", lambda error: troubles.append(f"error: {error}"))
-        tab.on("request", asked)
-        tab.on("dialog", lambda dialog: troubles.append(f"dialog: {dialog.message}"))
-        tab.goto(f"{path.as_uri()}{fragment}")
-        tab.wait_for_function("document.documentElement.dataset.renders > 0")
-        return tab
+    def opened(path: Path, fragment: str = "", width: int = 1280, scheme: str = "light", fresh: bool = False) -> Any:
+        keep = path == golden_page and (width, scheme, fresh) == (1280, "light", False)
+        return tabs.open(path, fragment, width, scheme, keep)
 
     yield opened
-    for context in contexts:
+    for context in tabs.contexts:
         context.close()
+    tabs.contexts.clear()
+    troubles, tabs.troubles = tabs.troubles, []
     assert not troubles
