@@ -1,4 +1,4 @@
-"""Compile CUDA sources with NVRTC (through cuda.core), keep the cubins on disk, load them and remember what they were compiled from.
+"""Compile CUDA sources with NVRTC through cuda.core, keep the cubins, load them and know what they were compiled from.
 
 Compiling needs no GPU. The disk cache (``ALPHAMOE_TRACE_CACHE_DIR``, else ``~/.cache/alphamoe-trace``) is keyed by the
 source, architecture, definitions and NVRTC version; an entry carries the hash of its cubin and is compiled again when
