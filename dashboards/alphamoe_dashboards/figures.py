@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 
 from alphamoe_dashboards.evidence_cells import STATES
 from alphamoe_dashboards.labels import escape_label, label
-from alphamoe_dashboards.style import SYMBOLS, categorical_m, colour, execution_place, figure
+from alphamoe_dashboards.style import SYMBOLS, TALL_LEGEND, categorical_m, colour, execution_place, figure
 
 STATE_MARKS = {"equal": "=", "fewer": "<", "more": ">", "none": "∅", "unknown": "?"}
 _STATE_COLOURS = {"equal": "#009E73", "fewer": "#E69F00", "more": "#CC79A7", "none": "#D55E00", "unknown": "#BDBDBD"}
@@ -25,18 +25,19 @@ def matrix_figure(cells: pd.DataFrame) -> go.Figure:
     A cell with ``(!)`` holds launch shapes that contradict its M.
 
     Args:
-        cells: execution, M, rank, submissions, witnesses, state.
+        cells: execution, M, symbol, rank, submissions, witnesses, shape_bad, state.
     """
-    keys = cells[["execution", "M"]].drop_duplicates() if len(cells) else pd.DataFrame(columns=["execution", "M"])
-    keys = keys.assign(_at=[execution_place(name) for name in keys["execution"]]).sort_values(["_at", "M"])
-    rows = [f"{row.execution} M {row.M}" for row in keys.itertuples()]
+    keys = cells[["execution", "M", "symbol"]].drop_duplicates()
+    several = keys["symbol"].nunique() > 1
+    keys = keys.assign(_at=[execution_place(name) for name in keys["execution"]]).sort_values(["_at", "M", "symbol"])
+    rows = [_row_name(row, several) for row in keys.itertuples()]
     fig = figure("Witnesses of receipts by M bucket", "rank", "", height=110 + 26 * max(len(rows), 1))
     scale: list[list[Any]] = []
     for number, state in enumerate(STATES):
         scale += [[number / len(STATES), _STATE_COLOURS[state]], [(number + 1) / len(STATES), _STATE_COLOURS[state]]]
     if len(cells):
         at = {name: number for number, name in enumerate(STATES)}
-        named = cells.assign(row=[f"{row.execution} M {row.M}" for row in cells.itertuples()])
+        named = cells.assign(row=[_row_name(row, several) for row in cells.itertuples()])
         wide = named.pivot_table(index="row", columns="rank", values="state", aggfunc="first").reindex(rows)
         texts = named.assign(told=[_cell_text(row) for row in named.itertuples()])
         told = texts.pivot_table(index="row", columns="rank", values="told", aggfunc="first").reindex(rows)
@@ -50,6 +51,10 @@ def matrix_figure(cells: pd.DataFrame) -> go.Figure:
         )  # fmt: skip
     fig.update_xaxes(type="category")
     return fig.update_yaxes(type="category", autorange="reversed")
+
+
+def _row_name(row: Any, several: bool) -> str:
+    return f"{row.execution} M {row.M}" + (f"<br>{label(str(row.symbol), 30)}" if several else "")
 
 
 def _cell_text(row: Any) -> str:
@@ -160,7 +165,8 @@ def roofline_figure(rows: pd.DataFrame, card: dict[str, Any] | None, shared_gpu:
         card: name, bytes_per_s, fp8_flop_per_s (or null), bf16_flop_per_s; null draws no roof.
         shared_gpu: say so beside the rates.
     """
-    fig = figure("Roofline", "FLOP per byte (least bytes by geometry)", "TFLOP/s", shared_gpu=shared_gpu, height=380)
+    x = "FLOP per byte (least bytes by geometry)"
+    fig = figure("Roofline", x, "TFLOP/s", shared_gpu=shared_gpu, height=400, margin=TALL_LEGEND)
     if card is not None:
         peak = card["fp8_flop_per_s"] or card["bf16_flop_per_s"]
         ridge = peak / card["bytes_per_s"]
@@ -188,7 +194,8 @@ def skew_figure(layers: pd.DataFrame, shared_gpu: bool = False) -> go.Figure:
         layers: rank, layer, mean_ns.
         shared_gpu: say so beside the time.
     """
-    fig = figure("Mean duration by layer and rank", "layer", "mean duration (us)", shared_gpu=shared_gpu, height=320)
+    title = "Mean duration by layer and rank"
+    fig = figure(title, "layer", "mean duration (us)", shared_gpu=shared_gpu, height=340, margin=TALL_LEGEND)
     for rank, own in layers.sort_values(["rank", "layer"]).groupby("rank"):
         place = int(str(rank))
         marker = {"symbol": SYMBOLS[place % len(SYMBOLS)], "size": 7, "color": colour(place)}
@@ -209,7 +216,7 @@ def step_skew_figure(steps: pd.DataFrame, shared_gpu: bool = False) -> go.Figure
         steps: execution, step, skew (slowest over mean, minus 1).
         shared_gpu: say so beside the ratio.
     """
-    fig = figure("Skew by step", "step", "slowest rank above mean (%)", shared_gpu=shared_gpu, height=320)
+    fig = figure("Skew by step", "step", "slowest rank above mean (%)", shared_gpu=shared_gpu, height=340)
     for execution, own in _by_execution(steps):
         place = execution_place(execution)
         fig.add_trace(

@@ -6,7 +6,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from alphamoe_dashboards.labels import label
-from alphamoe_dashboards.style import SYMBOLS, colour, execution_place, figure
+from alphamoe_dashboards.style import SYMBOLS, TALL_LEGEND, colour, execution_place, figure
 
 MAX_MARKS = 3_000
 
@@ -66,7 +66,7 @@ def wall_figure(wall: pd.DataFrame) -> go.Figure:
     Args:
         wall: rank, phase, seconds.
     """
-    fig = figure("Wall time by phase", "seconds", "rank", height=300, barmode="stack")
+    fig = figure("Wall time by phase", "seconds", "rank", height=330, barmode="stack", margin=TALL_LEGEND)
     for place, (phase, own) in enumerate(wall.groupby("phase", sort=False)):
         pattern = {"shape": ["", "/", "x", ".", "-", "+", "|"][place % 7], "size": 6, "solidity": 0.3}
         fig.add_trace(

@@ -37,6 +37,8 @@ PALETTE = {
 """The same hue at the same place in both themes. More classes than colours reuse them, and are told apart by text."""
 SYMBOLS = ["circle", "square", "diamond", "cross", "triangle-up", "x", "triangle-down", "star", "pentagon", "hexagon"]
 EXECUTION_ORDER: dict[str, int] = {str(name): number for number, name in enumerate(EXECUTIONS)}
+TALL_LEGEND = {"l": 60, "r": 16, "t": 92, "b": 44}
+"""Margins of a figure whose legend may take two rows."""
 FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
 
 

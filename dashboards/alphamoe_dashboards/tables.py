@@ -31,10 +31,14 @@ def named(digested: RunDigest, table: str) -> pd.DataFrame:
 
 
 def cell_table(digested: RunDigest) -> pd.DataFrame:
-    """Return the M-bucket matrix: execution, M, rank, submissions (-1: no receipt), witnesses, shape_bad, state."""
+    """Return the M-bucket matrix.
+
+    Returns:
+        execution, M, symbol, rank, submissions (-1: no receipt says), witnesses, shape_bad, state (see STATES).
+    """
     cells = named(digested, "cells")
     rows = []
-    for (execution, m, rank), own in cells.groupby(["execution", "M", "rank"], dropna=False):
+    for (execution, m, symbol, rank), own in cells.groupby(["execution", "M", "symbol", "rank"], dropna=False):
         unknown = bool((own["submissions"] < 0).all())
         submitted = -1 if unknown else int(own["submissions"].clip(lower=0).sum())
         witnesses = int(own["witnesses"].sum())
@@ -49,8 +53,8 @@ def cell_table(digested: RunDigest) -> pd.DataFrame:
         else:
             told = "fewer" if witnesses else "unknown"
         bad = int(own["shape_bad"].sum())
-        rows.append([execution, m, rank, submitted, witnesses, bad, told])
-    columns = ["execution", "M", "rank", "submissions", "witnesses", "shape_bad", "state"]
+        rows.append([execution, m, symbol, rank, submitted, witnesses, bad, told])
+    columns = ["execution", "M", "symbol", "rank", "submissions", "witnesses", "shape_bad", "state"]
     return pd.DataFrame(rows, columns=columns)
 
 

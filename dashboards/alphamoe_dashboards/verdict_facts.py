@@ -84,6 +84,8 @@ def _plain(summary: WitnessSummary) -> dict[str, Any]:
             {"name": check.name, "verdict": check.verdict.value, "reason": check.reason, "compared": check.compared}
             for check in summary.checks
         ],
+        "required": sorted({cell.symbol for cell in summary.cells if cell.required}),
+        "forbidden": sorted({cell.symbol for cell in summary.cells if not cell.required}),
         "identities": [identity.told() for identity in summary.identities],
         "notes": list(summary.notes),
     }

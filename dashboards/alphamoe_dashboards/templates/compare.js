@@ -16,7 +16,7 @@
     return [found, wanted];
   }
 
-  const told = (row) => (Number.isFinite(row.low) ? (row.low > 1 ? "slower" : row.high < 1 ? "faster" : "not told apart") : "one step: no interval");
+  const told = (row) => (Number.isFinite(row.low) ? (row.low > 1 ? "slower" : row.high < 1 ? "faster" : "no") : "one step");
 
   AMT.views.compare = {
     title: "Compare",
@@ -39,11 +39,11 @@
           marker: { color: AMT.colour(AMT.place(execution)), symbol: AMT.symbolOf(AMT.place(execution)) },
         })), (layout) => { AMT.mAxis(layout, chosen.map((row) => row.M)); layout.yaxis.title.text = "ratio (below 1: candidate faster)"; });
       }
-      const pair = (title, pick, show) => [0, 1].map((side) => ({ title: `${title} ${side ? "candidate" : "baseline"}`, value: (row) => pick(row)[side], show: (row) => show(pick(row)[side]), num: true }));
+      const pair = (title, pick, show) => [0, 1].map((side) => ({ title: `${title}, ${side ? "candidate" : "baseline"}`, value: (row) => pick(row)[side], show: (row) => show(pick(row)[side]), num: true }));
       main.append(panel("", AMT.timed(`Buckets and symbols in both runs (${AMT.count(all.length)})`), AMT.table([
         { title: "execution", value: (row) => row.execution, show: (row) => AMT.executionName(row.execution) }, { title: "M", value: (row) => row.M, show: (row) => (row.M < 0 ? "–" : String(row.M)), num: true }, { title: "symbol", value: (row) => row.full, show: (row) => AMT.nameCell(row.full), cls: "name" },
         ...pair("calls", (row) => row.calls, AMT.count), ...pair("mean", (row) => row.mean, AMT.time),
-        { title: "ratio", value: (row) => row.ratio, show: (row) => AMT.fixed(row.ratio, 3), num: true }, { title: "95 % interval", value: (row) => row.low, show: (row) => (Number.isFinite(row.low) ? `${AMT.fixed(row.low, 3)} to ${AMT.fixed(row.high, 3)}` : "–"), num: true }, { title: "", value: told },
+        { title: "ratio", value: (row) => row.ratio, show: (row) => AMT.fixed(row.ratio, 3), num: true }, { title: "95 % interval", value: (row) => row.low, show: (row) => (Number.isFinite(row.low) ? `${AMT.fixed(row.low, 3)} to ${AMT.fixed(row.high, 3)}` : "–"), num: true }, { title: "told apart", value: told, cls: "tight" },
       ], all, { limit: 60, tall: true, id: "compare-table" })));
       const list = (title, names) => panel("c6", `${title} (${names.length})`, names.length ? AMT.table([{ title: "full name", value: (name) => name, show: (name) => AMT.nameCell(name), cls: "name" }], names, { limit: 40, tall: true }) : note("none"));
       main.append(el("div", { class: "grid" }, list("Only in the candidate (appeared)", AMT.compare.appeared), list("Only in the baseline (vanished)", AMT.compare.vanished)));

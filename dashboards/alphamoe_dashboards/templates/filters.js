@@ -23,7 +23,7 @@
     return `${item.title}: ${text || "none"}`;
   }
 
-  function pick(item) {
+  function pick(item, open) {
     const chosen = AMT.state[item.key];
     const summary = el("summary", { title: item.hint }, told(item, chosen));
     const set = (values) => {
@@ -39,7 +39,7 @@
       },
     }), ` ${value}`));
     const only = (text, values) => el("button", { type: "button", onclick: () => set(values) }, text);
-    return el("details", { class: `pick${chosen && !(item.key === "traffic" && chosen.join() === "witness") ? " on" : ""}`, "data-filter": item.key, open: AMT.openFilter === item.key, ontoggle: (event) => { if (event.target.open) AMT.openFilter = item.key; else if (AMT.openFilter === item.key) AMT.openFilter = null; } },
+    return el("details", { class: `pick${chosen && !(item.key === "traffic" && chosen.join() === "witness") ? " on" : ""}`, "data-filter": item.key, open: item.key === open },
       summary, el("div", {}, el("div", { class: "tools" }, only("All", null), only("None", [])), boxes));
   }
 
@@ -47,23 +47,19 @@
   AMT.renderFilters = () => {
     const run = AMT.run(), bar = document.getElementById("filters");
     const focused = document.activeElement?.dataset?.value, inside = document.activeElement?.closest?.("[data-filter]")?.dataset.filter;
+    // Which one is open is asked of the page itself: the event that tells it may come after the next key.
+    const open = openPick()?.dataset.filter;
     if (!built || built.run !== run) built = { run, items: choices(run) };
     const active = ["ranks", "executions", "ms", "layers"].some((key) => AMT.state[key]) || (AMT.state.traffic || []).join() !== "witness";
-    bar.replaceChildren(...built.items.filter((item) => item.values.length).map(pick),
+    bar.replaceChildren(...built.items.filter((item) => item.values.length).map((item) => pick(item, open)),
       active ? el("button", { type: "button", id: "reset", onclick: () => AMT.set({ ranks: null, executions: null, ms: null, layers: null, traffic: ["witness"] }) }, "Reset filters") : "");
     if (inside) (bar.querySelector(`[data-filter="${inside}"] [data-value="${CSS.escape(focused ?? "")}"]`) || bar.querySelector(`[data-filter="${inside}"] summary`))?.focus();
   };
-  document.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape" || !AMT.openFilter) return;
-    const open = document.querySelector(`[data-filter="${AMT.openFilter}"]`);
-    AMT.openFilter = null;
-    if (open) { open.open = false; open.querySelector("summary").focus(); }
-  });
+  const openPick = () => document.querySelector("details.pick[open]");
+  const close = () => { const open = openPick(); if (open) open.open = false; return open; };
+  document.addEventListener("keydown", (event) => { if (event.key === "Escape") close()?.querySelector("summary").focus(); });
   document.addEventListener("click", (event) => {
-    if (AMT.openFilter && event.target.isConnected && !event.target.closest("details.pick")) {
-      const open = document.querySelector(`[data-filter="${AMT.openFilter}"]`);
-      AMT.openFilter = null;
-      if (open) open.open = false;
-    }
+    const open = openPick();
+    if (open && event.target.isConnected && !open.contains(event.target)) close();
   });
 })();

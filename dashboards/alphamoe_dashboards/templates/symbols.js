@@ -43,20 +43,18 @@
       const quantile = (q) => (row) => (row.hist && row.timed ? row.hist.quantile(q) : NaN);
       const time = (title, value, hint) => ({ title, value, show: (row) => AMT.time(value(row)), num: true, hint });
       const columns = [
-        { title: "class", value: (row) => row.name.kind }, { title: "base", value: (row) => row.name.base, show: (row) => AMT.short(row.name.base, 60) },
-        { title: byShape ? "full name and launch shape" : "full name", value: (row) => row.name.full, show: (row) => el("div", {}, AMT.nameCell(row.name.full), row.shape ? el("div", { class: "note" }, row.shape) : null), cls: "name" },
-        { title: "", value: () => 0, show: (row) => AMT.copyButton(row.name.full) },
+        { title: "class", value: (row) => row.name.kind }, { title: "base", value: (row) => row.name.base, show: (row) => AMT.short(row.name.base, 32), cls: "tight" },
+        { title: byShape ? "full name and launch shape" : "full name", value: (row) => row.name.full, show: (row) => el("div", { class: "named" }, AMT.nameCell(row.name.full), AMT.copyButton(row.name.full), row.shape ? el("div", { class: "note" }, row.shape) : null), cls: "name" },
         { title: "calls", value: (row) => row.calls, show: (row) => AMT.count(row.calls), num: true }, time("total", (row) => row.sum), time("mean", (row) => (row.timed ? row.sum / row.timed : NaN)),
         ...(byShape ? [] : [time("p50", quantile(0.5), "within 1 %"), time("p99", quantile(0.99), "within 1 %")]),
         { title: "share", value: (row) => (total ? row.sum / total : NaN), show: (row) => AMT.percent(total ? row.sum / total : NaN), num: true, hint: "of the kernel time that the filters leave, summed over ranks" },
         { title: "calls by rank", value: (row) => row.ranks.size, show: perRank },
-        { title: "", value: () => 0, show: (row) => el("button", { type: "button", onclick: () => AMT.set({ view: "buckets", subject: `full:${row.name.full}` }) }, "M buckets") },
       ];
       const fill = () => {
         const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
         const rows = all.filter((row) => words.every((word) => `${row.name.kind} ${row.name.full} ${row.name.base}`.toLowerCase().includes(word)));
-        told.textContent = `${AMT.count(rows.length)} of ${AMT.count(all.length)} ${byShape ? "names and shapes" : "symbols"}, ${AMT.count(rows.reduce((sum, row) => sum + row.calls, 0))} calls, ${AMT.time(rows.reduce((sum, row) => sum + row.sum, 0))} of kernel time.`;
-        place.replaceChildren(AMT.table(columns, rows, { sort: 5, limit: 100, id: "symbol-table" }));
+        told.textContent = `${AMT.count(rows.length)} of ${AMT.count(all.length)} ${byShape ? "names and shapes" : "symbols"}, ${AMT.count(rows.reduce((sum, row) => sum + row.calls, 0))} calls, ${AMT.time(rows.reduce((sum, row) => sum + row.sum, 0))} of kernel time. A row opens its M buckets.`;
+        place.replaceChildren(AMT.table(columns, rows, { sort: 4, limit: 100, id: "symbol-table", pick: (row) => AMT.set({ view: "buckets", subject: `full:${row.name.full}` }) }));
       };
       search.addEventListener("input", () => { AMT.state.q = search.value; AMT.quietly(); fill(); });
       const shapes = el("label", {}, el("input", { type: "checkbox", id: "by-shape", checked: byShape, onchange: (event) => AMT.set({ shapes: event.target.checked ? "1" : "" }) }), " by launch shape");
