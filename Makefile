@@ -1,11 +1,12 @@
 # Two commands for a newcomer: `make trace` and `make test`. The rest serves CI and people who change the code.
-.PHONY: help trace test env lint types imports wheel-test gpu-check clean
+.PHONY: help trace test env lint types imports wheel-test gpu-check fuzz clean
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RANKS ?= 4
+MUTANTS ?= 20000
 PROMPT ?= gsm8k:17
 # uv looks for local wheels only where it is told to, so what pip was told is passed on.
 UV_ENV := $(if $(PIP_FIND_LINKS),UV_FIND_LINKS="$(PIP_FIND_LINKS)",)
@@ -14,6 +15,7 @@ help:
 	@echo "make trace       record one traced run (RANKS=$(RANKS) PROMPT=$(PROMPT)) and say what was witnessed"
 	@echo "make test        lint, types, import directions, tests and the built wheel; no GPU needed"
 	@echo "make gpu-check   every GPU test and benchmark on this machine, one short table"
+	@echo "make fuzz        import and gate on MUTANTS=$(MUTANTS) damaged traces, policies and bundles"
 	@echo "make env         only the environment in $(VENV)"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -48,6 +50,9 @@ wheel-test: env
 
 gpu-check: env
 	$(BIN)/python tests/gpu/run_all.py
+
+fuzz: env
+	$(BIN)/python tests/fuzz/run.py --mutants $(MUTANTS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -125,7 +125,12 @@ class RunBundle:
         key = (name, self._rank_checked(rank))
         if key not in self._tables:
             relative = f"{name}/rank={rank}"
-            self._tables[key] = read_parts(name, inside(self.path, relative), relative)
+            read = read_parts(name, inside(self.path, relative), relative)
+            if name == "symbols":
+                from alphamoe_profiler.symbol_rows import with_true_bases
+
+                read = with_true_bases(read, relative)
+            self._tables[key] = read
         return self._tables[key]
 
     def table(self, name: str, rank: int) -> pa.Table:

@@ -101,8 +101,19 @@ def encode_json(record: Any, where: str, *, indent: int = 0) -> bytes:
     """
     plain = msgspec.to_builtins(record)
     refuse_non_finite(plain, where)
-    text = msgspec.json.encode(plain, order="sorted")
+    try:
+        text = msgspec.json.encode(plain, order="sorted")
+    except UnicodeEncodeError:  # half a character in somebody's trace: JSON can escape one, UTF-8 cannot hold it
+        text = msgspec.json.encode(_writable(plain), order="sorted")
     return msgspec.json.format(text, indent=indent) + b"\n" if indent else text + b"\n"
+
+
+def _writable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_writable(key): _writable(item) for key, item in value.items()}
+    return [_writable(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def read_json(path: Path, kind: type[T]) -> T:

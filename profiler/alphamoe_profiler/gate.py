@@ -45,6 +45,7 @@ from alphamoe_profiler.verdicts import Finding, Verdict, worst
 from alphamoe_profiler.windows import SENTINEL_PREFIX, readable_rank_file
 from alphamoe_tracers.records import Execution
 from alphamoe_tracers.symbols import is_truncated, symbol_class
+from alphamoe_tracers.tables import UNRESOLVED
 
 if TYPE_CHECKING:
     from alphamoe_profiler.bundle import RunBundle
@@ -126,7 +127,7 @@ class _Gate:
 
         def wanted(row: dict[str, Any]) -> bool:
             base, full = row["base"] or "", row["full"] or ""
-            if base.startswith(SENTINEL_PREFIX) or base in submitted or is_truncated(full):
+            if base.startswith(SENTINEL_PREFIX) or base in submitted or is_truncated(full) or full == UNRESOLVED:
                 return True
             if (row["class"] or "").startswith(MOE_CLASSES):
                 return True

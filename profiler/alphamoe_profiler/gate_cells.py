@@ -64,7 +64,7 @@ class Seen:
     elsewhere: int
     """Everything else of that symbol."""
     hidden: int
-    """Kernels whose name a tool cut and that may be this symbol."""
+    """Kernels that may be this symbol: their name is not known, or a tool cut it."""
     first: FirstRecord | None
     mask: Bools
     """[n] the records that count."""
@@ -132,7 +132,7 @@ def required_finding(evidence: Evidence, where: Where, seen: Seen, submissions: 
         reason = f"{what} {there} {seen.loose} kernels of it ran in the window that could not be attributed"
         return Finding(Verdict.INCONCLUSIVE, reason, seen.kernels)
     if seen.hidden:
-        reason = f"{what}, but {seen.hidden} kernels have a name that a tool cut and that may be it"
+        reason = f"{what}, but {seen.hidden} kernels have no known name, or one that a tool cut, and may be it"
         return Finding(Verdict.INCONCLUSIVE, reason, seen.kernels)
     if not complete(proof, where.execution):
         reason = f"{what}, window not proven complete: {failures(proof, where.execution)[0]}"
@@ -153,7 +153,7 @@ def forbidden_finding(evidence: Evidence, where: Where, seen: Seen, symbol: str)
     if not exercised(evidence, where):
         return Finding(Verdict.INCONCLUSIVE, not_exercised(evidence, where), must_be_seen=False)
     if seen.hidden:
-        reason = f"absence not proven: {seen.hidden} kernels have a name that a tool cut and that may be it"
+        reason = f"absence not proven: {seen.hidden} kernels have no known name, or one that a tool cut, and may be it"
         return Finding(Verdict.INCONCLUSIVE, reason, must_be_seen=False)
     if not complete(proof, where.execution):
         reason = f"absence not proven, window not proven complete: {failures(proof, where.execution)[0]}"
@@ -238,6 +238,8 @@ def settled_by(evidence: Evidence, where: Where, reason: str) -> str:
         return "record again without --no-receipts"
     if "attributed" in low or "no known layer" in low:
         return "record again with NVTX ranges (without --no-nvtx), so that kernels reach their step and layer"
+    if "known name" in low:
+        return "record again with a collector that resolves every name (`alphamoe-trace doctor`)"
     if "dropped" in low:
         return "record a shorter window: fewer requests or fewer new tokens"
     if "graph" in low and "sentinel" in low:
@@ -265,7 +267,7 @@ def _trace_that_settles(evidence: Evidence, where: Where, reason: str) -> str:
                 "nsys profile --trace=cuda,nvtx --cuda-graph-trace=node from before the first launch to the last kernel"
             )
         return "torch.profiler with activities CPU and CUDA, stopped after torch.cuda.synchronize()"
-    if "cut" in reason and "name" in reason:
+    if "known name" in reason:
         return "a trace whose kernel names are whole (nsys export of demangledName, or the PyTorch profiler)"
     return f"a whole trace of rank {where.rank}"
 

@@ -70,7 +70,8 @@ def counted_finding(
 def _too_few(evidence: Evidence, where: Where, text: str, count: int, bound: bool) -> Finding:
     """Judge a count that is too low: a contradiction only where nothing can be missing."""
     if bound:
-        return Finding(Verdict.INCONCLUSIVE, f"at least {text}: counts in conditional graphs are lower bounds", count)
+        told = text if "at least" in text else f"at least {text}"
+        return Finding(Verdict.INCONCLUSIVE, f"{told}: counts in conditional graphs are lower bounds", count)
     proof = evidence.proofs[where.rank]
     if complete(proof, where.execution):
         return Finding(Verdict.FAIL, text, count)
@@ -79,13 +80,14 @@ def _too_few(evidence: Evidence, where: Where, text: str, count: int, bound: boo
 
 
 def _exactly(evidence: Evidence, where: Where, kernels: int, wanted: int, bound: bool) -> Finding:
-    text = f"seen {kernels} times, not exactly {wanted}"
+    least = "at least " if bound else ""
+    text = f"seen {least}{kernels} times, not exactly {wanted}"
     if kernels > wanted:
         return Finding(Verdict.FAIL, text, kernels)
     if kernels < wanted:
         return _too_few(evidence, where, text, kernels, bound)
     if bound or not complete(evidence.proofs[where.rank], where.execution):
-        return _too_few(evidence, where, f"seen {kernels} times, and there may be more", kernels, bound)
+        return _too_few(evidence, where, f"seen {least}{kernels} times, and there may be more", kernels, bound)
     return Finding(Verdict.PASS, "", kernels)
 
 

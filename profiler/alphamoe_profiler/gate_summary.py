@@ -11,7 +11,8 @@ from alphamoe_profiler.gate_records import GateCell, GateRule, Ran, RankInspecte
 from alphamoe_profiler.policy import PlacedPolicy
 from alphamoe_profiler.policy_check import PlacedRule
 from alphamoe_profiler.verdicts import Verdict
-from alphamoe_profiler.windows import readable_rank_file
+from alphamoe_profiler.windows import WindowBounds, readable_rank_file
+from alphamoe_tracers.errors import EvidenceError
 
 
 def inspected(evidence: Evidence, bundle: NarrowBundle, rank: int) -> RankInspected:
@@ -81,9 +82,23 @@ def notes_of(
 
         return notes + list(imported_summary(evidence).notes)
     for rank, own in evidence.kernels.items():
+        loaded = _loaded_inside(bundle, rank, own.bounds)
+        if loaded:
+            notes.append(
+                f"rank {rank}: {loaded} code modules were loaded inside the window (a first use, or compiled there)"
+            )
         if own.duplicates:
             notes.append(f"rank {rank}: {own.duplicates} records were delivered twice and counted once")
     return notes
+
+
+def _loaded_inside(bundle: RunBundle, rank: int, bounds: WindowBounds) -> int:
+    if bounds.open_ns is None or bounds.close_ns is None:
+        return 0
+    try:
+        return sum(bounds.open_ns <= module.loaded_ns <= bounds.close_ns for module in bundle.modules(rank))
+    except EvidenceError:  # told by bundle.check()
+        return 0
 
 
 def _text(value: object) -> str | None:

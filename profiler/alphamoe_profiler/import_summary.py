@@ -56,7 +56,7 @@ def _notes(evidence: Evidence) -> list[str]:
                 f"{item.duplicates} records were delivered twice and counted once": item.duplicates,
                 f"{item.untimed} kernels ran untimed": item.untimed,
                 f"{item.invalid_times} kernels end before they start": item.invalid_times,
-                f"{item.submitted_before_window} kernels were submitted before recording began": (
+                f"{item.submitted_before_window} kernels without a launch record, submitted before recording": (
                     item.submitted_before_window
                 ),
                 f"{loose} kernels have no launch record": loose,

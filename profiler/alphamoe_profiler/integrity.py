@@ -42,7 +42,8 @@ def integrity_checks(evidence: Evidence) -> list[Check]:
     if evidence.bundle.run.prompts:
         checks.append(_requests(evidence))
     if any(evidence.receipts.values()):
-        checks += [_receipts(evidence), _ranks_agree(evidence)]
+        layers = _layers(evidence)
+        checks += [_receipts(evidence), _ranks_agree(evidence), *([layers] if layers is not None else [])]
     if _comparable(evidence):
         checks.append(_agreement(evidence))
     shapes = _shapes(evidence)
@@ -96,7 +97,44 @@ def _receipts(evidence: Evidence) -> Check:
 
 def _ranks_agree(evidence: Evidence) -> Check:
     steps = {receipt.step for own in evidence.receipts.values() for receipt in own}
-    return _judged("ranks agree on M", m_disagreements(evidence.receipts), len(steps))
+    return _judged("ranks agree on M", [*m_disagreements(evidence.receipts), *_lone_steps(evidence)], len(steps))
+
+
+def _lone_steps(evidence: Evidence) -> list[str]:
+    """Say which whole rank has no receipt of a step that others ran: every rank takes part in every forward."""
+    whole = {
+        rank: {item.step for item in own if item.purpose == "witness"}
+        for rank, own in evidence.receipts.items()
+        if own and evidence.proofs[rank].cut is None and not _receipts_damaged(evidence, rank)
+    }
+    every = {item.step for own in evidence.receipts.values() for item in own if item.purpose == "witness"}
+    return [
+        f"rank {rank}: no receipt of step {fold(every - own)}, which other ranks ran"
+        for rank, own in whole.items()
+        if own != every
+    ]
+
+
+def _layers(evidence: Evidence) -> Check | None:
+    """Check that witness steps submit in the same layers: one that left neither submission nor kernel shows so."""
+    seen: dict[tuple[int, int], frozenset[int]] = {}
+    by_list: dict[int, frozenset[int]] = {}  # steps share their lists of submissions
+    for rank, receipts in evidence.receipts.items():
+        for item in receipts:
+            if item.purpose == "witness":
+                own = by_list.get(id(item.kernels))
+                if own is None:
+                    own = by_list[id(item.kernels)] = frozenset(kernel.layer for kernel in item.kernels)
+                seen[rank, item.step] = own
+    every: frozenset[int] = frozenset().union(*set(seen.values()))
+    # A rank that submits nothing at all is asked for by rules, if at all.
+    compared = {rank for (rank, _), own in seen.items() if own}
+    found = [
+        f"rank {rank} step {step}: nothing was submitted in layer {fold(every - own)}, which other steps submit in"
+        for (rank, step), own in seen.items()
+        if rank in compared and own != every
+    ]
+    return _judged("every layer in every step", found, len(seen)) if every else None
 
 
 def _comparable(evidence: Evidence) -> bool:

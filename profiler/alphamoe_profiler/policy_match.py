@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from alphamoe_profiler.policy import ClassRule, MatchKind
 from alphamoe_tracers.symbols import base_name, is_truncated, symbol_class, triton_base
+from alphamoe_tracers.tables import UNRESOLVED
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,8 +73,11 @@ class Selector:
         return by_category(frame, self.form, self.matches)
 
     def truncated(self, frame: pd.DataFrame) -> Bools:
-        """Return [n] which kernels have a cut name that may hide this symbol."""
-        return by_category(frame, "full", lambda name: is_truncated(name) and self.may_be(name))
+        """Return [n] which kernels have no known name, or one that was cut and that may hide this symbol."""
+        cut = by_category(
+            frame, "full", lambda name: name in ("", UNRESOLVED) or (is_truncated(name) and self.may_be(name))
+        )
+        return cut | frame["full"].isna().to_numpy()
 
 
 def by_category(frame: pd.DataFrame, column: str, wanted: Callable[[str], bool]) -> Bools:

@@ -92,7 +92,7 @@ def parse_policy(text: str, source: str, table: tuple[str, ...] = (), path: str 
     """
     try:
         document: Any = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: a number of thousands of digits, too
         raise UsageError(f"{source}: {error}", "the file is not valid TOML") from error
     for name in table:
         if not isinstance(document, dict) or name not in document:

@@ -23,6 +23,11 @@ def printable(text: str) -> str:
     return "".join(_shown(letter) for letter in text)
 
 
+def printable_line(text: str) -> str:
+    """Return text as :func:`printable` does, on one line: a line break in a name must not draw a line of a report."""
+    return printable(text).replace("\n", "\\n")
+
+
 def _shown(letter: str) -> str:
     if letter == "\n" or unicodedata.category(letter) not in _STEERING:
         return letter

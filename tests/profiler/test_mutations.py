@@ -28,6 +28,7 @@ from alphamoe_profiler.reports.json_report import to_json
 from alphamoe_profiler.reports.terminal import print_report
 from alphamoe_tracers.errors import AlphaMoEError
 from alphamoe_tracers.records import TABLES
+from alphamoe_tracers.symbols import base_name
 
 RANKS = 2
 HOSTILE = "\x1b[31m\x1b]0;owned\x07\u202e[bold]\x9b2J<script>"
@@ -114,8 +115,8 @@ def emptied(name: str) -> Mutation:
 def renamed(new: str) -> Mutation:
     def change(path: Path) -> None:
         symbols = read(path, "symbols", 0).to_pydict()
-        for form in ("mangled", "full", "base"):
-            symbols[form] = [new if name == ALPHAMOE_W8A8_SYMBOL else name for name in symbols[form]]
+        for form, name in (("mangled", new), ("full", new), ("base", base_name(new))):
+            symbols[form] = [name if own == ALPHAMOE_W8A8_SYMBOL else own for own in symbols[form]]
         write(path, "symbols", 0, pa.table(symbols, TABLES["symbols"]))
 
     return change

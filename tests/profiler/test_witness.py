@@ -25,7 +25,8 @@ def test_a_sound_run_of_four_ranks_and_three_executions_passes(tmp_path: Path) -
     assert summary.verdict is PASS
     assert summary.witnesses == 48
     assert [own.name for own in summary.checks] == [
-        "files", "requests", "receipts", "ranks agree on M", "receipts equal witnesses", "launch shapes",
+        "files", "requests", "receipts", "ranks agree on M", "every layer in every step",
+        "receipts equal witnesses", "launch shapes",
     ]  # fmt: skip
     assert {own.verdict for own in summary.checks} == {PASS}
     assert cell(summary, 3, "decode_graph_replay").kernels == 4
@@ -127,7 +128,8 @@ def test_a_run_without_cuda_is_inconclusive_and_says_no_cuda_device(tmp_path: Pa
     summary = judge(tmp_path, no_cuda, steps=eager, executions=("eager",), world_size=4)
     assert summary.verdict is OPEN
     assert summary.reason == "ranks 0-3: no CUDA device"
-    assert {own.name for own in summary.checks} == {"files", "requests", "receipts", "ranks agree on M"}
+    of_receipts = {"receipts", "ranks agree on M", "every layer in every step"}
+    assert {own.name for own in summary.checks} == {"files", "requests", *of_receipts}
 
 
 def test_zero_kernels_everywhere_never_pass(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ together as one *kind*, so that a kernel costs one dictionary lookup.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,9 @@ KERNEL_CATEGORIES = frozenset({"kernel"})
 TRANSFER_CATEGORIES = frozenset({"gpu_memcpy", "gpu_memset", "memcpy", "memset"})
 API_CATEGORIES = frozenset({"cuda_runtime", "cuda_driver", "runtime", "driver", "hip_runtime", "hip_api"})
 ANNOTATION_CATEGORIES = frozenset({"user_annotation", "nvtx"})
+
+_LOADING = re.compile(rb"lazy|loading|jit|compil", re.IGNORECASE)
+"""What CUPTI's overhead records are named where code was loaded or compiled: a first use inside the window."""
 
 KERNEL_FIELDS = ("pid", "tid", "name", "device", "context", "stream", "grid", "block", "registers", "shared", "cluster")
 TRANSFER_FIELDS = ("pid", "tid", "name", "device", "stream", "category")
@@ -120,7 +124,7 @@ class ChunkRows:
     """Labels with a bracket that metadata gives to processes: (pid as JSON text, label)."""
     events: Counter[str] = field(default_factory=Counter)
     odd: Counter[str] = field(default_factory=Counter)
-    """Records with something wrong in them, by what it is."""
+    """Records with something wrong in them, or that a reader should know of, by what it is."""
 
 
 def parse_events(text: bytes) -> ChunkRows:
@@ -146,6 +150,9 @@ def parse_events(text: bytes) -> ChunkRows:
         chunk.events[category or "(none)" if phase == "X" else f"ph={phase}"] += count
         if phase == "X" and (table := _table_of(category.lower())) is not None:
             tables[category] = table
+    if "Xoverhead" in counts:
+        loading = sum(event.cat == "overhead" and _LOADING.search(event.name) is not None for event in events)
+        chunk.odd["marks of code that was loaded or compiled while recording"] += loading
     phases = {key[0] for key in counts}
     if not phases.isdisjoint("MBE"):
         _other_phases([event for event in events if event.ph in ("M", "B", "E")], chunk)

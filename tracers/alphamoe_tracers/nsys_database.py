@@ -37,7 +37,11 @@ class NsysDatabase:
         self.columns: dict[str, frozenset[str]] = {}
         for name, sql in self.rows("SELECT name, sql FROM sqlite_master WHERE type = 'table'"):
             # An export has ordinary tables only: a view or a virtual table would run somebody's code.
-            if re.fullmatch(r"\w+", name) and not re.match(r"\s*CREATE\s+VIRTUAL", str(sql), re.IGNORECASE):
+            if (
+                isinstance(name, str)
+                and re.fullmatch(r"\w+", name)
+                and not re.match(r"\s*CREATE\s+VIRTUAL", str(sql), re.IGNORECASE)
+            ):
                 self.columns[name] = frozenset(row[1] for row in self.rows(f'PRAGMA table_info("{name}")'))
         self.meta = self._meta()
 

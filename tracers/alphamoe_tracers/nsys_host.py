@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from alphamoe_tracers.columns import column, texts
+from alphamoe_tracers.errors import EvidenceError
 from alphamoe_tracers.launches import fold_launches
 from alphamoe_tracers.nsys_columns import Batch, Int64s, labels, pid_of, process_of, table_of, thread_ids
 from alphamoe_tracers.nsys_database import NsysDatabase, Row
@@ -75,6 +76,9 @@ def read_launches(
     )
     captures = _capture_times(db, union)
     for thread, submissions in _submissions(db, union, kernel_ids, note):
+        if not isinstance(thread, int | None):
+            shown = f"{db.path}: the globalTid of an API call is {str(thread)[:40]!r}, not an integer"
+            raise EvidenceError(shown, "the export is damaged or was edited")
         process = process_of(thread)
         folded = fold_launches(submissions)
         own = rows_of(process)

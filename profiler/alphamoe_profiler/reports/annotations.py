@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from alphamoe_profiler.gate_records import GateReport
+from alphamoe_profiler.printable import printable
 from alphamoe_profiler.reports.gate_table import open_lines
 from alphamoe_profiler.verdicts import Verdict
 
@@ -42,7 +43,7 @@ def error_line(message: str, path: str | None, line: int | None, title: str) -> 
     if path is not None:
         properties = {"file": _relative(path), "line": str(line or 1), **properties}
     told = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
-    return f"::error {told}::{_data(' '.join(message.split()))}"
+    return f"::error {told}::{_data(printable(' '.join(message.split())))}"
 
 
 def _relative(path: str) -> str:

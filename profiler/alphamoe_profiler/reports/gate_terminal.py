@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from alphamoe_profiler.evidence import ranks_told
 from alphamoe_profiler.gate_records import GateReport, of_any_rank
+from alphamoe_profiler.printable import printable_console, printable_line
 from alphamoe_profiler.reports.gate_table import gap_lines, open_lines, rule_table
 from alphamoe_profiler.verdicts import Verdict
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _STYLE = {
     Verdict.PASS: "bold green",
@@ -20,6 +23,8 @@ _STYLE = {
     Verdict.CONFIG_ERROR: "bold magenta",
 }
 _MOST_LINES = 24
+_NAME_LETTERS = 140
+"""A demangled name may be thousands of letters long; what tells two apart is at its ends."""
 
 
 def print_gate(report: GateReport, file: TextIO | None = None, width: int | None = None) -> None:
@@ -30,7 +35,7 @@ def print_gate(report: GateReport, file: TextIO | None = None, width: int | None
         file: where to; standard output by default.
         width: columns; the terminal's by default.
     """
-    console = Console(file=file, width=width, markup=False, highlight=False, emoji=False)
+    console = printable_console(file=file, width=width, markup=False, highlight=False, emoji=False)
     if console.is_terminal:
         _print(console, report)
         return
@@ -40,9 +45,10 @@ def print_gate(report: GateReport, file: TextIO | None = None, width: int | None
 
 
 def _print(console: Console, report: GateReport) -> None:
-    console.print(Text.assemble((report.verdict.value, _STYLE[report.verdict]), " ", report.reason))
+    console.print(Text.assemble((report.verdict.value, _STYLE[report.verdict]), " ", printable_line(report.reason)))
     policies = ", ".join(report.policies)
-    console.print(Text(f"run {report.run}, policy {policies}" if policies else f"run {report.run}", style="dim"))
+    asked = f"run {report.run}, policy {policies}" if policies else f"run {report.run}"
+    console.print(Text(printable_line(asked), style="dim"))
     console.print()
     if report.inspected:
         _table(console, report)
@@ -64,7 +70,7 @@ def _table(console: Console, report: GateReport) -> None:
         table.add_column(name, overflow="fold", header_style="dim")
     for title, squares in shown.rows:
         cells = [Text(own.text, style=_STYLE[own.verdict] if own.verdict else "dim") for own in squares]
-        table.add_row(Text(title), *cells)
+        table.add_row(Text(printable_line(title)), *cells)
     console.print(table)
     console.print()
 
@@ -78,7 +84,7 @@ def _ran(console: Console, report: GateReport) -> None:
     for name in ("symbol", "execution", "kernels a rank", "ranks"):
         table.add_column(name, overflow="fold", header_style="dim")
     for (symbol, execution, kernels), ranks in list(groups.items())[:_MOST_LINES]:
-        table.add_row(Text(symbol), execution or "-", f"{kernels:,}", ranks_told(ranks).split(" ", 1)[1])
+        table.add_row(Text(_short(symbol)), execution or "-", f"{kernels:,}", ranks_told(ranks).split(" ", 1)[1])
     console.print(table)
     if len(groups) > _MOST_LINES:
         console.print(f"and {len(groups) - _MOST_LINES} more (--json FILE lists all)")
@@ -95,7 +101,7 @@ def _inspected(console: Console, report: GateReport) -> None:
         proof = f"; window not proven: {window[0]}" if window else "; window proven complete"
         told = f"{kernels:,} kernels, {launches:,} launches, {receipts:,} receipts"
         each = " each" if len(ranks) > 1 else ""
-        console.print(Text(f"{ranks_told(ranks)}: {told}{each}{proof}"))
+        console.print(Text(printable_line(f"{ranks_told(ranks)}: {told}{each}{proof}")))
     console.print()
 
 
@@ -105,10 +111,16 @@ def _lines(console: Console, title: str, lines: list[str]) -> None:
     console.print(Text(title, style="bold"))
     for line in lines[:_MOST_LINES]:
         verdict = next((own for own in Verdict if line.startswith(own.value + " ")), None)
-        text = Text(line)
+        text = Text(printable_line(line))
         if verdict is not None:
             text.stylize(_STYLE[verdict], 0, len(verdict.value))
         console.print(text)
     if len(lines) > _MOST_LINES:
         console.print(f"and {len(lines) - _MOST_LINES} more (--json FILE lists all)")
     console.print()
+
+
+def _short(name: str) -> str:
+    half = _NAME_LETTERS // 2
+    whole = printable_line(name)
+    return whole if len(whole) <= _NAME_LETTERS else f"{whole[:half]} … {whole[-half:]}"
