@@ -38,7 +38,7 @@ _VERSIONS = (
 def read_facts(bundle: RunBundle, parts: list[RankDigest], digested: RunDigest) -> dict[str, Any]:
     """Return the facts of one run as plain data, and add the ``work`` table (operations and bytes of a launch)."""
     run = bundle.run
-    gates, sanitizers, problems = report_facts(bundle.path / "reports")
+    gates, sanitizers, problems = report_facts(bundle.path / "reports", run.run_id)
     ranks = [_rank(bundle, part) for part in parts]
     names = [gpu.name for gpu in run.gpus] + [str(rank["gpu_name"]) for rank in ranks if rank["gpu_name"]]
     gpu = next((name for name in [*(str(r["gpu_name"]) for r in ranks if r["gpu_name"]), *names]), None)
@@ -208,13 +208,9 @@ def _missing(bundle: RunBundle, facts: dict[str, Any], digested: RunDigest) -> l
     if not any(rank["memory"] for rank in facts["ranks"]):
         rows.append(["memory", "No memory snapshot was recorded.", again])
     if not facts["reports"]:
-        rows.append(
-            [
-                "verdicts",
-                "No gate was run on this bundle.",
-                f"alphamoe-trace gate {here} --json {here}/reports/gate.json",
-            ]
-        )
+        asked = f"--require-backend {run.moe_runner_backend}" if run.moe_runner_backend else "--policy POLICY.toml"
+        gate = f"alphamoe-trace gate {here} {asked} --json {here}/reports/gate.json"
+        rows.append(["verdicts", "No gate was run on this bundle.", gate])
     if not facts["sanitizer"]:
         rows.append(["sanitizer", "No sanitizer replay was run.", f"alphamoe-trace sanitize {here}"])
     return rows

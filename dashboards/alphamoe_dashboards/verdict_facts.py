@@ -91,8 +91,14 @@ def _plain(summary: WitnessSummary) -> dict[str, Any]:
     }
 
 
-def report_facts(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]:
+def report_facts(
+    folder: Path, run_id: str | None = None
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]:
     """Read ``reports/*.json`` and ``reports/sanitizer/*.json``: derived files, shown and never judged again.
+
+    Args:
+        folder: ``RUN/reports``.
+        run_id: of the bundle; a report that names another run is stale and left out.
 
     Returns:
         (gate reports, sanitizer reports, one sentence for each file that could not be read).
@@ -116,33 +122,24 @@ def report_facts(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any
             continue
         if document.get("schema") == "alphamoe-trace-report-v1":
             continue  # `show --json`: the witness summary is computed afresh
+        told = document.get("run_id")
+        if run_id is not None and isinstance(told, str) and told != run_id:
+            problems.append(f"{shown}: not shown, it is about run {told[:40]}")
+            continue
         inner = "sanitizer" in path.relative_to(folder).parts or "sanitize" in str(document.get("schema", ""))
         (sanitizers if inner else gates).append(_report(document, path.stem, shown))
     return gates, sanitizers, problems
 
 
 def _report(document: dict[str, Any], name: str, shown: str) -> dict[str, Any]:
+    # A gate's report has its cells under its rules; other tools may list them flat.
     rules = [item for item in _list(document, "rules") if isinstance(item, dict)]
-    cells = []
-    for item in _list(document, "cells")[:MAX_CELLS]:
-        if not isinstance(item, dict):
-            continue
-        finding = item["finding"] if isinstance(item.get("finding"), dict) else item
-        rule = item.get("rule")
-        if isinstance(rule, int) and 0 <= rule < len(rules):
-            rule = rules[rule].get("title")
-        cells.append(
-            {
-                "rank": item.get("rank") if isinstance(item.get("rank"), int) else None,
-                "execution": _text(item.get("execution")),
-                "what": " ".join(str(part) for part in (rule, item.get("symbol")) if part),
-                "verdict": finding.get("verdict") if finding.get("verdict") in VERDICTS else "INCONCLUSIVE",
-                "reason": _text(finding.get("reason")) or "",
-            }
-        )
+    asked = [(_text(rule.get("title")), cell) for rule in rules for cell in _list(rule, "cells")]
+    asked += [(_text(cell.get("rule")), cell) for cell in _list(document, "cells") if isinstance(cell, dict)]
+    cells = [_cell(title, cell) for title, cell in asked[:MAX_CELLS] if isinstance(cell, dict)]
     findings = [_flat(item) for key in ("findings", "results", "captures") for item in _list(document, key)]
     return {
-        "name": _text(document.get("name")) or name,
+        "name": _text(document.get("name")) or ", ".join(map(str, _list(document, "policies")[:3])) or name,
         "kind": "gate",
         "verdict": document["verdict"],
         "reason": _text(document.get("reason")) or "",
@@ -154,6 +151,19 @@ def _report(document: dict[str, Any], name: str, shown: str) -> dict[str, Any]:
         "identities": [],
         "findings": findings[:500],
         "notes": [str(note) for note in (*_list(document, "notes"), *_list(document, "warnings"))][:100],
+    }
+
+
+def _cell(title: str | None, cell: dict[str, Any]) -> dict[str, Any]:
+    rank = cell.get("rank")
+    verdict = cell.get("verdict")
+    reasons = [_text(cell.get("reason")), _text(cell.get("settled_by"))]
+    return {
+        "rank": rank if isinstance(rank, int) else None,
+        "execution": _text(cell.get("execution")),
+        "what": " ".join(part for part in (title, _text(cell.get("symbol"))) if part),
+        "verdict": verdict if verdict in VERDICTS else "INCONCLUSIVE",
+        "reason": "; to settle it: ".join(part for part in reasons if part),
     }
 
 
