@@ -27,7 +27,10 @@ at_least = {3 * STEPS}
 symbol = "{FORBIDDEN}"
 match = "triton"
 """
-GRAPH_TRACE = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start INTEGER, end INTEGER, correlationId INTEGER, graphId INTEGER, globalPid INTEGER)"
+GRAPH_TRACE = (
+    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE "
+    "(start INTEGER, end INTEGER, correlationId INTEGER, graphId INTEGER, globalPid INTEGER)"
+)
 TABLES = {
     "StringIds": "id INTEGER PRIMARY KEY, value TEXT NOT NULL",
     "META_DATA_EXPORT": "name TEXT, value TEXT",
