@@ -195,6 +195,10 @@ def test_what_cannot_be_judged_exits_2_and_replaces_the_reports_of_an_earlier_ga
         (["gate", ".", "--ranks", "2"], "nothing is asked"),
         (["gate", ".", "--require-backend", "tritn"], "did you mean 'triton'?"),
         (["gate"], "RUN|TRACE"),
+        (["gate", ".", "--ranks", "1", "--expect-commit", ""], "--expect-commit '' is no hash"),
+        (["gate", ".", "--ranks", "1", "--expect-commit", "abc123"], "at least 7 digits"),
+        (["gate", ".", "--ranks", "1", "--expect-commit", "main"], "no hash"),
+        (["gate", ".", "--ranks", "1", "--expect-tree", "7e7e7e7"], "at least 64 digits"),
     ],
 )
 def test_a_usage_error_is_one_line_and_exit_2(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -86,6 +87,12 @@ def _report(args: argparse.Namespace) -> GateReport:
     from alphamoe_profiler.bundle import RunBundle
     from alphamoe_profiler.gate import Expected, evaluate
 
+    for option, value, least in (("--expect-commit", args.expect_commit, 7), ("--expect-tree", args.expect_tree, 64)):
+        # An empty variable of a workflow must not read as "stale".
+        if value is not None and re.fullmatch(rf"[0-9a-fA-F]{{{least},64}}", value) is None:
+            raise UsageError(
+                f"{option} {value!r} is no hash of at least {least} digits", "for example git rev-parse HEAD"
+            )
     expected = Expected(args.expect_commit, args.expect_tree)
     if len(args.paths) == 1 and (args.paths[0] / "run.json").is_file():
         if args.ranks is not None or args.map:
