@@ -57,7 +57,7 @@ def counted_finding(
     bound = lower_bounds and where.execution != "eager"
     found = []
     if rule.exactly is not None:
-        found.append(_exactly(evidence, where, seen.kernels, rule.exactly, bound))
+        found.append(_exactly(evidence, where, seen, rule.exactly, bound))
     if rule.per_layer is not None:
         found.append(_per_layer(evidence, where, seen, rule.per_layer, bound))
     if rule.equals_receipts:
@@ -67,27 +67,31 @@ def counted_finding(
     return found
 
 
-def _too_few(evidence: Evidence, where: Where, text: str, count: int, bound: bool) -> Finding:
+def _too_few(evidence: Evidence, where: Where, text: str, seen: Seen, bound: bool) -> Finding:
     """Judge a count that is too low: a contradiction only where nothing can be missing."""
     if bound:
         told = text if "at least" in text else f"at least {text}"
-        return Finding(Verdict.INCONCLUSIVE, f"{told}: counts in conditional graphs are lower bounds", count)
+        return Finding(Verdict.INCONCLUSIVE, f"{told}: counts in conditional graphs are lower bounds", seen.kernels)
+    if seen.loose:
+        told = f"{text}, but {seen.loose} kernels of it ran in the window that could not be attributed"
+        return Finding(Verdict.INCONCLUSIVE, told, seen.kernels)
     proof = evidence.proofs[where.rank]
     if complete(proof, where.execution):
-        return Finding(Verdict.FAIL, text, count)
+        return Finding(Verdict.FAIL, text, seen.kernels)
     missing = failures(proof, where.execution) or (proof.cut or proof.collector_off or "",)
-    return Finding(Verdict.INCONCLUSIVE, f"{text}, window not proven complete: {missing[0]}", count)
+    return Finding(Verdict.INCONCLUSIVE, f"{text}, window not proven complete: {missing[0]}", seen.kernels)
 
 
-def _exactly(evidence: Evidence, where: Where, kernels: int, wanted: int, bound: bool) -> Finding:
+def _exactly(evidence: Evidence, where: Where, seen: Seen, wanted: int, bound: bool) -> Finding:
+    kernels = seen.kernels
     least = "at least " if bound else ""
     text = f"seen {least}{kernels} times, not exactly {wanted}"
     if kernels > wanted:
         return Finding(Verdict.FAIL, text, kernels)
     if kernels < wanted:
-        return _too_few(evidence, where, text, kernels, bound)
-    if bound or not complete(evidence.proofs[where.rank], where.execution):
-        return _too_few(evidence, where, f"seen {least}{kernels} times, and there may be more", kernels, bound)
+        return _too_few(evidence, where, text, seen, bound)
+    if bound or seen.loose or not complete(evidence.proofs[where.rank], where.execution):
+        return _too_few(evidence, where, f"seen {least}{kernels} times, and there may be more", seen, bound)
     return Finding(Verdict.PASS, "", kernels)
 
 
@@ -110,7 +114,7 @@ def _per_layer(evidence: Evidence, where: Where, seen: Seen, wanted: int, bound:
     if few:
         step, layer = min(few)
         text = f"{few[step, layer]} kernels in step {step} layer {layer}, not {wanted}"
-        return _too_few(evidence, where, _more(text, len(few)), seen.kernels, bound)
+        return _too_few(evidence, where, _more(text, len(few)), seen, bound)
     return Finding(Verdict.PASS, "", seen.kernels)
 
 
@@ -153,13 +157,13 @@ def _equals_receipts(evidence: Evidence, where: Where, seen: Seen, selector: Sel
         text = _more(text, len(different))
         if bool((different["witnessed"] > different["submitted"]).any()):
             return Finding(Verdict.FAIL, text, seen.kernels)
-        return _too_few(evidence, where, text, seen.kernels, bound)
+        return _too_few(evidence, where, text, seen, bound)
     if seen.kernels != submitted:
         text = f"{seen.kernels} kernels for {submitted} submissions"
         return (
             Finding(Verdict.FAIL, text, seen.kernels)
             if seen.kernels > submitted
-            else _too_few(evidence, where, text, seen.kernels, bound)
+            else _too_few(evidence, where, text, seen, bound)
         )
     return Finding(Verdict.PASS, "", seen.kernels)
 

@@ -128,6 +128,20 @@ def test_counts_in_conditional_graphs_are_lower_bounds_when_the_policy_says_so(t
     assert "seen at least 2 times, not exactly 4" in own.reason
 
 
+@pytest.mark.parametrize("extra", ["exactly = 6\n", "exactly = 5\n", "per_layer = 1\n", "equals_receipts = true\n"])
+def test_a_count_is_open_where_a_kernel_ran_that_nothing_places(tmp_path: Path, extra: str) -> None:
+    """One launch record is lost: its kernel may be the one that a step lacks, or one more than are counted."""
+
+    def damage(content: RankContent) -> None:
+        lost = content.of(SYMBOL, 4)[0]["correlation_id"]
+        content.launches = [row for row in content.launches if row["correlation_id"] != lost]
+
+    report = gate(tmp_path, f'{REQUIRE}executions = ["eager"]\n{extra}', only(0, damage))
+    own = cell(report, SYMBOL, 0, "eager").finding
+    assert (own.verdict, own.witnesses) == (OPEN, 5)
+    assert "could not be attributed" in own.reason or "there may be more" in own.reason
+
+
 def test_a_missing_kernel_of_one_layer_fails_per_layer_and_equals_receipts(tmp_path: Path) -> None:
     def damage(content: RankContent) -> None:
         content.drop(content.of(SYMBOL, 4)[:1])
