@@ -17,6 +17,8 @@ from alphamoe_dashboards.page_data import read_page
 from alphamoe_dashboards.sampling import MAX_KERNELS
 from alphamoe_profiler.cli import main
 
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "h200-tp4"
+
 
 def test_the_page_goes_into_the_runs_reports_and_is_not_written_over(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -149,3 +151,12 @@ def test_ranks_digested_in_processes_of_their_own_give_the_same_page(
     alone = render([digest_run(golden_run)])
     monkeypatch.setattr("alphamoe_dashboards.digest.PARALLEL_FROM", 0)
     assert render([digest_run(golden_run)]) == alone
+
+
+def test_the_example_run_is_witnessed_in_every_cell(open_page: Any, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert main(["dashboard", str(EXAMPLE), "-o", str(page)]) == 0
+    tab = open_page(page)
+    states = tab.evaluate("[...document.querySelectorAll('#matrix td[data-state]')].map(c => c.dataset.state)")
+    assert states == ["equal"] * 16
+    assert "shared GPU" in tab.locator("header").inner_text()

@@ -48,7 +48,7 @@
     if (!AMT.views[AMT.state.view] || !views().some(([key]) => key === AMT.state.view)) AMT.state.view = "overview";
     document.getElementById("title").textContent = facts.name;
     document.getElementById("title").title = `${facts.name} (run ${facts.run_id})`;
-    document.getElementById("title-badge").replaceChildren(badge(facts.verdicts.reduce((worst, own) => (rank(own.verdict) > rank(worst) ? own.verdict : worst), "PASS")));
+    document.getElementById("title-badge").replaceChildren(badge(judging(facts.verdicts).reduce((worst, own) => (rank(own.verdict) > rank(worst) ? own.verdict : worst), "PASS")));
     document.getElementById("shared").replaceChildren(facts.shared_gpu ? el("span", { class: "warn", title: "Ranks share a GPU and are time-sliced: presence, attribution and M are proven, times are comparable with nothing." }, "shared GPU: times are inflated") : "", facts.kind === "imported" ? el("span", { class: "note" }, " imported trace") : "");
     toggle.textContent = root.dataset.theme === "dark" ? "Light" : "Dark";
     toggle.setAttribute("aria-pressed", String(root.dataset.theme === "dark"));
@@ -66,6 +66,8 @@
     root.dataset.renderMs = (performance.now() - began).toFixed(1);
     root.dataset.renders = Number(root.dataset.renders || 0) + 1;
   };
+  // Gates answer what was asked of them; the witness summary speaks for them where none was run, and never unheard when it fails.
+  const judging = (verdicts) => (verdicts.some((own) => own.kind === "gate") ? verdicts.filter((own) => own.kind === "gate" || own.verdict === "FAIL") : verdicts);
   const rank = (verdict) => ["PASS", "INCONCLUSIVE", "CONFIG_ERROR", "FAIL"].indexOf(verdict);
 
   document.getElementById("foot").textContent = "alphamoe-trace: one file, no network. Quantiles come from log histograms and lie within 1 % of the exact ones; counts, sums, least and greatest are exact.";
