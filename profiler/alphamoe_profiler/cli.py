@@ -28,7 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "import": ("alphamoe_profiler.commands.import_traces", "bring traces of other tools into a run bundle"),
     "gate": ("alphamoe_profiler.commands.gate", "judge a run, or traces, by a witness policy"),
     "selftest": ("alphamoe_profiler.commands.selftest", "prove on this machine that the gate can fail"),
-    "dashboard": ("alphamoe_profiler.commands.dashboard", "write one HTML page of a run's M buckets, or compare two runs"),
+    "dashboard": ("alphamoe_profiler.commands.dashboard", "write one HTML page of a run's M buckets, or of two runs"),
     "doctor": ("alphamoe_profiler.commands.doctor", "say what this machine can do and what is missing"),
 }
 
