@@ -19,9 +19,11 @@ from test_mutations import RANKS, read, reseal
 
 from alphamoe_profiler.bundle import RunBundle
 from alphamoe_profiler.gate import evaluate
+from alphamoe_profiler.inspection import inspect_run
 from alphamoe_profiler.policy_source import builtin_policy, parse_policy
 from alphamoe_profiler.reports.annotations import error_lines
 from alphamoe_profiler.reports.gate_terminal import print_gate
+from alphamoe_profiler.reports.terminal import print_report
 from alphamoe_tracers.records import TABLES
 
 STEERING = "\x1b[31m\x1b]0;owned\x07\u202e\x9b2J"
@@ -182,3 +184,12 @@ def test_of_a_graph_with_a_while_node_one_witness_is_at_least_one(tmp_path: Path
     assert (own.verdict, own.witnesses) == (OPEN, 1)
     assert own.reason.startswith("seen at least 1 times, not exactly 4")
     assert evaluate(bundle, [parse_policy(f"conditional_graphs = true\n{asked}", "p")]).verdict is PASS
+
+
+def test_a_line_break_in_a_name_draws_no_line_of_a_run_report(tmp_path: Path) -> None:
+    path = foreign.trace(tmp_path / "p-TP-0.trace.json", foreign.run_of("bmm_\nPASS everything\r\nran"), 0, 1)
+    report = inspect_run(foreign.imported(tmp_path / "run", path, "--ranks", 1))
+    out = io.StringIO()
+    print_report(report, out, width=200)
+    assert not any(line.strip().startswith("PASS") for line in out.getvalue().split("\n"))
+    assert r"bmm_\nPASS everything\r\nran" in out.getvalue()

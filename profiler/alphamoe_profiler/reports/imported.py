@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from alphamoe_profiler.import_records import ImportInfo
+from alphamoe_profiler.printable import printable_line
 from alphamoe_profiler.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def print_imported(console: Console, report: RunReport) -> None:
         console.print()
     for check in report.witness.checks:
         if check.verdict is not Verdict.PASS and check.name != "question":
-            console.print(Text(f"{check.verdict.value} {check.name}: {check.reason}"))
+            console.print(Text(printable_line(f"{check.verdict.value} {check.name}: {check.reason}")))
 
 
 def _table(*columns: str) -> Table:
@@ -67,4 +68,5 @@ def _table(*columns: str) -> Table:
 
 def _short(name: str) -> str:
     """Cut a name in its middle, so that names that differ at their end stay apart."""
-    return name if len(name) <= _LETTERS else f"{name[: _LETTERS // 2]} … {name[-_LETTERS // 2 :]}"
+    line = printable_line(name)
+    return line if len(line) <= _LETTERS else f"{line[: _LETTERS // 2]} … {line[-_LETTERS // 2 :]}"

@@ -22,7 +22,7 @@ from rich.text import Text
 from alphamoe_profiler.evidence import ranks_told
 from alphamoe_profiler.inspection import PROGRAM, RankReport, RunReport
 from alphamoe_profiler.m_buckets import DiscreteSet, MBuckets
-from alphamoe_profiler.printable import printable_console
+from alphamoe_profiler.printable import printable_console, printable_line
 from alphamoe_profiler.reports.imported import imported_head, print_imported
 from alphamoe_profiler.verdicts import Verdict, worst
 from alphamoe_profiler.witness import Cell
@@ -158,14 +158,14 @@ def _witnesses(console: Console, report: RunReport) -> None:
             verdict = worst(cell.finding.verdict for cell in own)
             name = symbol if required else f"{symbol} (forbidden)"
             label = Text(verdict.value, style=_STYLE[verdict])
-            table.add_row(str(rank.rank) if first else "", Text(name), *counts, label)
+            table.add_row(str(rank.rank) if first else "", Text(printable_line(name)), *counts, label)
             first = False
         for symbol, counts_by_execution in _others(report, rank.rank, {symbol for symbol, _ in rules}).items():
             counts = [Text(f"{counts_by_execution[execution]:,}", style="dim") for execution in executions]
-            table.add_row("", Text(symbol, style="dim"), *counts, "")
+            table.add_row("", Text(printable_line(symbol), style="dim"), *counts, "")
     console.print(table)
     for identity in report.witness.identities:
-        console.print(Text(f"code behind {identity.told()}", style="dim"))
+        console.print(Text(printable_line(f"code behind {identity.told()}"), style="dim"))
     for line in _open_cells(report.witness.cells):
         console.print(line)
     for check in report.witness.checks:
@@ -205,7 +205,7 @@ def _open_cells(cells: Sequence[Cell]) -> list[Text]:
 
 
 def _marked(verdict: Verdict, text: str) -> Text:
-    return Text.assemble((verdict.value, _STYLE[verdict]), " ", text)
+    return Text.assemble((verdict.value, _STYLE[verdict]), " ", printable_line(text))
 
 
 def _m_buckets(console: Console, rows: Sequence[MBuckets], source: str) -> None:
@@ -319,7 +319,7 @@ def _lines(console: Console, title: str, lines: Sequence[str], at_most: int) -> 
         return
     console.print(Text(title, style="bold"))
     for line in lines[:at_most]:
-        console.print(Text(line))
+        console.print(Text(printable_line(line)))
     if len(lines) > at_most:
         console.print(f"and {len(lines) - at_most} more (--json lists all)")
     console.print()
