@@ -97,7 +97,7 @@ def look(evidence: Evidence, selector: Selector, where: Where, required: bool) -
         if where.execution is not None:
             unknown = unknown | frame["execution"].isna().to_numpy()
         loose = int((meant & frame["in_window"].to_numpy() & unknown).sum())
-    hidden = int(selector.truncated(frame).sum()) if not kernels else 0
+    hidden = int((selector.truncated(frame) & ~meant).sum())
     elsewhere = int((meant & ~real).sum()) - loose if required else 0
     return Seen(kernels, loose, max(elsewhere, 0), hidden, first_record(frame, of_symbol), of_symbol)
 

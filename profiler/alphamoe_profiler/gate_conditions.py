@@ -72,6 +72,9 @@ def _too_few(evidence: Evidence, where: Where, text: str, seen: Seen, bound: boo
     if bound:
         told = text if "at least" in text else f"at least {text}"
         return Finding(Verdict.INCONCLUSIVE, f"{told}: counts in conditional graphs are lower bounds", seen.kernels)
+    if seen.hidden:
+        told = f"{text}, but {seen.hidden} kernels have no known name, or one that a tool cut, and may be it"
+        return Finding(Verdict.INCONCLUSIVE, told, seen.kernels)
     if seen.loose:
         told = f"{text}, but {seen.loose} kernels of it ran in the window that could not be attributed"
         return Finding(Verdict.INCONCLUSIVE, told, seen.kernels)

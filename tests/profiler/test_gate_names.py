@@ -109,6 +109,23 @@ def test_kernels_without_a_name_may_be_any_symbol(tmp_path: Path, kernels: str) 
         assert "no known name" in report.reason
 
 
+def test_a_count_that_a_kernel_without_a_name_may_complete_is_open(tmp_path: Path) -> None:
+    names = [(1, "cudaLaunchKernel_v7000"), (2, "moe_gemm")]
+    tables = {
+        "StringIds": ("id,value", names),
+        "CUPTI_ACTIVITY_KIND_RUNTIME": ("start,end,correlationId,nameId", [(50, 60, 8, 1), (70, 80, 9, 1)]),
+        "CUPTI_ACTIVITY_KIND_KERNEL": (
+            "start,end,correlationId,demangledName",
+            [(100, 120, 8, 2), (130, 140, 9, None)],
+        ),
+    }
+    bundle = foreign.imported(tmp_path / "run", foreign.sqlite(tmp_path / "own.sqlite", tables), "--ranks", 1)
+    for count in ("at_least = 2", "exactly = 2"):
+        report = evaluate(bundle, [parse_policy(f'[[require]]\nsymbol = "moe_gemm"\n{count}\n', "p")])
+        assert report.verdict is OPEN
+        assert "no known name" in report.reason
+
+
 def drop_layer(content: RankContent) -> None:
     """Step 5 loses layer 1 in its kernels and in its receipt alike."""
     content.drop(content.of(SYMBOL, 5)[1:])
