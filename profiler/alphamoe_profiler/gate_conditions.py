@@ -277,6 +277,10 @@ def equality_finding(evidence: Evidence, seen: dict[int, Seen], wheres: dict[int
             return Finding(Verdict.INCONCLUSIVE, "there is nothing to compare: no kernel was witnessed")
         return Finding(Verdict.PASS, "", sum(totals.values()))
     text = f"the ranks differ: {'; '.join(parts[:6])}" + (f"; and {len(parts) - 6} more" if len(parts) > 6 else "")
+    placeless = [r for r, own in seen.items() if evidence.kernels[r].frame.loc[own.mask, "kernel_M"].isna().any()]
+    if placeless and len(set(totals.values())) == 1:
+        text += f", but kernels of it have no known M on rank {fold(placeless)}"
+        return Finding(Verdict.INCONCLUSIVE, text, least)
     loose = [rank for rank, own in seen.items() if own.loose]
     if loose:
         text += f", but kernels of it could not be attributed on rank {fold(loose)}"

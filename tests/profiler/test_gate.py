@@ -128,6 +128,18 @@ def test_counts_in_conditional_graphs_are_lower_bounds_when_the_policy_says_so(t
     assert "seen at least 2 times, not exactly 4" in own.reason
 
 
+def test_ranks_are_no_different_where_only_the_m_of_one_is_unknown(tmp_path: Path) -> None:
+    """Without its graph nodes a rank ran as many kernels as the other one, at an M that nothing tells."""
+
+    def damage(content: RankContent) -> None:
+        content.graph_nodes = []
+
+    report = gate(tmp_path, f"{REQUIRE}equal_across_ranks = true\n", only(0, damage))
+    own = cell(report, f"{SYMBOL}: equal on all ranks", None, "decode_graph_replay").finding
+    assert own.verdict is OPEN
+    assert "no known M on rank 0" in own.reason
+
+
 @pytest.mark.parametrize("extra", ["exactly = 6\n", "exactly = 5\n", "per_layer = 1\n", "equals_receipts = true\n"])
 def test_a_count_is_open_where_a_kernel_ran_that_nothing_places(tmp_path: Path, extra: str) -> None:
     """One launch record is lost: its kernel may be the one that a step lacks, or one more than are counted."""
