@@ -27,7 +27,7 @@ def build(
         (the file that was written, the digested runs).
 
     Raises:
-        UsageError: the file is there, or a bundle cannot be read.
+        UsageError: the file is there or cannot be written, or a bundle cannot be read.
     """
     target = out if out is not None else runs[-1] / "reports" / "dashboard.html"
     if target.is_dir():
@@ -38,6 +38,11 @@ def build(
     digested = [digest_run(path, strings, len(runs) > 1, told) for path in runs]
     told("page")
     page = render(digested).encode()
-    with replacing(target) as stream:
-        stream.write(page)
+    try:
+        with replacing(target) as stream:
+            stream.write(page)
+    except OSError as error:
+        raise UsageError(
+            f"{target} cannot be written: {error.strerror or error}", "name another file with -o"
+        ) from error
     return target, digested

@@ -134,6 +134,9 @@ def duration_figure(boxes: pd.DataFrame, points: pd.DataFrame, shared_gpu: bool 
                 hovertemplate="M %{x}: %{y:.3f} us<extra>" + label(execution) + "</extra>",
             )
         )  # fmt: skip
+    timed = [*boxes["low"].tolist(), *boxes["high"].tolist(), *points["duration_ns"].tolist()]
+    if timed and min(timed) > 0 and max(timed) > 10 * min(timed):  # a log axis has no place for 0
+        fig.update_yaxes(type="log", rangemode="normal", dtick=1, title_text="duration (us, log)")
     return categorical_m(fig, [*boxes["M"].tolist(), *points["M"].tolist()])
 
 
@@ -166,7 +169,10 @@ def roofline_figure(rows: pd.DataFrame, card: dict[str, Any] | None, shared_gpu:
         shared_gpu: say so beside the rates.
     """
     x = "FLOP per byte (least bytes by geometry)"
-    fig = figure("Roofline", x, "TFLOP/s", shared_gpu=shared_gpu, height=400, margin=TALL_LEGEND)
+    fig = figure("Roofline", x, "TFLOP/s", shared_gpu=shared_gpu, height=400)
+    # Nothing can be drawn right of the ridge and far below the roof.
+    fig.update_layout(legend={"orientation": "v", "x": 0.99, "xanchor": "right", "y": 0.02, "yanchor": "bottom"})
+    fig.update_layout(legend_bgcolor="rgba(0,0,0,0)")
     if card is not None:
         peak = card["fp8_flop_per_s"] or card["bf16_flop_per_s"]
         ridge = peak / card["bytes_per_s"]
@@ -180,7 +186,8 @@ def roofline_figure(rows: pd.DataFrame, card: dict[str, Any] | None, shared_gpu:
         fig.add_trace(
             go.Scatter(
                 x=own["intensity"].tolist(), y=(own["flop_per_s"] / 1e12).tolist(), mode="markers+text",
-                name=label(execution), text=[f"M {m}" for m in own["M"]], textposition="top center",
+                name=label(execution), text=[f"M {m}" for m in own["M"]],
+                textposition=["top left", "bottom right", "top right", "bottom left"][place % 4],
                 marker={"symbol": SYMBOLS[place], "size": 10, "color": colour(place)},
             )
         )  # fmt: skip

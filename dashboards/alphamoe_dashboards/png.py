@@ -92,7 +92,10 @@ def write_pngs(runs: list[RunDigest], folder: Path) -> list[Path]:
         AlphaMoEError: the browser did not draw.
     """
     browser = find_browser()
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be made: {error.strerror or error}", "name another folder") from error
     written = []
     with tempfile.TemporaryDirectory(prefix="alphamoe-png-") as scratch:
         work = Path(scratch)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from alphamoe_dashboards.rank_digest import RankDigest
     from alphamoe_profiler.bundle import RequestRecord, RunBundle
 
-_NOT_AGAIN = ("--out", "--force", "--json", "--no-collector", "--no-nvtx", "--no-receipts")
+_NOT_AGAIN = ("--out", "--force", "--json", "--no-collector", "--no-nvtx", "--no-receipts", "--inject-fault")
 PREVIEW = 600
 """Letters of a prompt or response that a page shows; the bundle holds them whole."""
 _VERSIONS = (
@@ -81,26 +81,29 @@ def _asked(bundle: RunBundle, gpu: str | None) -> list[list[str]]:
     if source.commit or source.tree_sha256:
         revision = f"commit {source.commit[:12]}" if source.commit else f"tree {(source.tree_sha256 or '')[:12]}"
         revision += " (with local changes)" if source.dirty else ""
+    imported = run.kind == "imported"
+    versions = ", ".join(f"{name} {run.versions[name]}" for name in _VERSIONS if name in run.versions)
     rows: list[tuple[str, str | None]] = [
         ("MoE backend", run.moe_runner_backend),
         ("Model", run.model),
         ("World size", f"{run.world_size} rank{'s' if run.world_size != 1 else ''}"),
         ("Prompt", "\n".join(prompts) or None),
-        ("Executions", ", ".join(run.executions) or None),
+        ("Executions", None if imported else ", ".join(run.executions) or None),
         ("New tokens", None if run.max_new_tokens is None else str(run.max_new_tokens)),
         ("Experts", shape),
         ("GPU", f"{gpu}, driver {run.driver}" if gpu and run.driver else gpu),
         ("Planted fault", run.inject_fault),
-        ("Recorded", run.created),
-        ("Source", revision),
-        ("Versions", ", ".join(f"{name} {run.versions[name]}" for name in _VERSIONS if name in run.versions) or None),
+        # An import's own time, source and versions are those of the machine that read the trace.
+        ("Imported" if imported else "Recorded", run.created),
+        ("Source", None if imported else revision),
+        ("Versions", None if imported else versions or None),
         ("Command", shlex.join(run.argv) if run.argv else None),
     ]
     if run.imported is not None:
         files = [item.path.rsplit("/", 1)[-1] for item in run.imported.files if item.used]
         more = f" and {len(files) - 4} more" if len(files) > 4 else ""
         rows.append(("Imported from", ", ".join(files[:4]) + more))
-    unknown = "not known (imported)" if run.kind == "imported" else "not known"
+    unknown = "not known (imported)" if imported else "not known"
     needed = ("MoE backend", "Model", "World size", "Prompt", "Executions")
     return [[name, value or unknown] for name, value in rows if value or name in needed]
 
@@ -188,7 +191,7 @@ def _work(bundle: RunBundle, digested: RunDigest) -> Columns:
 
 
 def _missing(bundle: RunBundle, facts: dict[str, Any], digested: RunDigest) -> list[list[str]]:
-    """Say what this page cannot show and which command records it: [view, what is missing, command]."""
+    """Say what this page cannot show and which command records it: [view, what is missing, command or ""]."""
     run = bundle.run
     here = shlex.quote(str(bundle.path))
     again = _again(run.argv) if run.argv and run.kind == "recorded" else "alphamoe-trace --ranks 4 --prompt gsm8k:17"
@@ -197,7 +200,10 @@ def _missing(bundle: RunBundle, facts: dict[str, Any], digested: RunDigest) -> l
         rows.append(["buckets", "No kernel was recorded on any rank.", "alphamoe-trace doctor"])
     silent = [rank["rank"] for rank in facts["ranks"] if not rank["kernels"]]
     if silent and len(silent) < bundle.world_size:
-        rows.append(["ranks", f"No kernel of rank {', '.join(map(str, silent))}.", again])
+        command = again
+        if run.kind == "imported":
+            command = f"alphamoe-trace import TRACE_OF_EVERY_RANK... --ranks {bundle.world_size} --out RUN"
+        rows.append(["ranks", f"No kernel of rank {', '.join(map(str, silent))}.", command])
     if not any(rank["receipts"] for rank in facts["ranks"]):
         why = "Imported traces hold no receipts" if run.kind == "imported" else "No receipts were written"
         rows.append(["matrix", f"{why}: witnesses cannot be compared with what was dispatched.", again])
@@ -212,7 +218,10 @@ def _missing(bundle: RunBundle, facts: dict[str, Any], digested: RunDigest) -> l
         gate = f"alphamoe-trace gate {here} {asked} --json {here}/reports/gate.json"
         rows.append(["verdicts", "No gate was run on this bundle.", gate])
     if not facts["sanitizer"]:
-        rows.append(["sanitizer", "No sanitizer replay was run.", f"alphamoe-trace sanitize {here}"])
+        text = (
+            "No report in reports/sanitizer/: nothing is known of memory errors and races. No command writes one yet."
+        )
+        rows.append(["sanitizer", text, ""])
     return rows
 
 

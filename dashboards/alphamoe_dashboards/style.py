@@ -62,12 +62,14 @@ def figure(title: str, x: str, y: str, *, shared_gpu: bool = False, height: int 
     """
     told = f"{title} (shared GPU: times are inflated)" if shared_gpu else title
     axis = {"automargin": True, "zeroline": False, "showline": True, "ticks": "outside", "gridwidth": 1}
+    axis |= {"exponentformat": "none", "separatethousands": True}
     return go.Figure(
         layout={
             "template": go.layout.Template(),
             "title": {"text": told, "x": 0.012, "xanchor": "left", "font": {"size": 14}, "y": 0.97, "yanchor": "top"},
             "font": {"family": FONT, "size": 12},
             "height": height,
+            "showlegend": True,
             "margin": {"l": 60, "r": 16, "t": 62, "b": 44},
             "xaxis": axis | {"title": {"text": x}},
             "yaxis": axis | {"title": {"text": y}, "rangemode": "tozero"},

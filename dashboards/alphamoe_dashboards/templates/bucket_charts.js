@@ -3,6 +3,9 @@
 (() => {
   const { el, note } = AMT;
   const MAX_POINTS = 6000;
+  const LOG_TICKS = [-3, -2, -1, 0, 1, 2, 3, 4, 5, 6].flatMap((power) => [1, 2, 5].map((digit) => Number(`${digit}e${power}`)));
+  // Executions meet at one M: their labels point away from each other.
+  const PLACES = ["top left", "bottom right", "top right", "bottom left"];
 
   function bars(node, name, rows, value, digits) {
     const groups = byExecution(AMT.onM(rows));
@@ -60,7 +63,14 @@
         marker: { symbol: AMT.symbolOf(AMT.place(execution)), color: AMT.colour(AMT.place(execution)) },
       }));
     }
-    AMT.draw(node, "duration", traces, (layout) => { AMT.mAxis(layout, rows.map((row) => row.M)); layout.yaxis.title.text = "duration (µs)"; });
+    // Buckets far apart need a log axis to be seen; a log axis has no place for 0, so then it stays linear.
+    const least = Math.min(...rows.filter((row) => row.timed).map((row) => row.min)), most = Math.max(...rows.filter((row) => row.timed).map((row) => row.max));
+    const log = least > 0 && most / least > 10;
+    AMT.draw(node, "duration", traces, (layout) => {
+      AMT.mAxis(layout, rows.map((row) => row.M));
+      layout.yaxis.title.text = `duration (µs${log ? ", log" : ""})`;
+      if (log) Object.assign(layout.yaxis, { type: "log", rangemode: "normal", dtick: 1 }, most / least > 200 ? {} : { tickmode: "array", tickvals: LOG_TICKS });
+    });
     return [all.length, drawn.length];
   }
 
@@ -74,7 +84,7 @@
     }
     for (const [execution, own] of byExecution(known)) {
       traces.push(AMT.trace("roofline", 1, {
-        x: own.map((row) => row.intensity), y: own.map((row) => row.flops / 1e12), text: own.map((row) => `M ${row.M}`), name: AMT.label(AMT.executionName(execution)),
+        x: own.map((row) => row.intensity), y: own.map((row) => row.flops / 1e12), text: own.map((row) => `M ${row.M}`), textposition: PLACES[AMT.place(execution) % 4], name: AMT.label(AMT.executionName(execution)),
         customdata: own.map((row) => [row.rate / 1e12, row.experts]), hovertemplate: "%{text}: %{y:.3f} TFLOP/s, %{customdata[0]:.3f} TB/s<br>%{customdata[1]:.1f} experts touched on average (uniform routing)<extra></extra>",
         marker: { symbol: AMT.symbolOf(AMT.place(execution)), color: AMT.colour(AMT.place(execution)) },
       }));

@@ -88,7 +88,7 @@
 
   function missing(view) {
     return AMT.run().facts.missing.filter(([own]) => own === view).map(([, text, command]) =>
-      el("div", { class: "missing" }, el("p", {}, `${text} To get it:`), el("pre", { class: "cmd" }, command)));
+      el("div", { class: "missing" }, el("p", {}, command ? `${text} To get it:` : text), command ? el("pre", { class: "cmd" }, command) : null));
   }
 
   function name(text) {

@@ -43,12 +43,14 @@
     AMT.set({ view: keys[(to + keys.length) % keys.length] });
   });
 
+  AMT.verdictOf = (facts) => judging(facts.verdicts).reduce((worst, own) => (rank(own.verdict) > rank(worst) ? own.verdict : worst), "PASS");
+
   AMT.render = () => {
     const began = performance.now(), run = AMT.run(), { facts } = run;
     if (!AMT.views[AMT.state.view] || !views().some(([key]) => key === AMT.state.view)) AMT.state.view = "overview";
     document.getElementById("title").textContent = facts.name;
     document.getElementById("title").title = `${facts.name} (run ${facts.run_id})`;
-    document.getElementById("title-badge").replaceChildren(badge(judging(facts.verdicts).reduce((worst, own) => (rank(own.verdict) > rank(worst) ? own.verdict : worst), "PASS")));
+    document.getElementById("title-badge").replaceChildren(badge(AMT.verdictOf(facts)));
     document.getElementById("shared").replaceChildren(facts.shared_gpu ? el("span", { class: "warn", title: "Ranks share a GPU and are time-sliced: presence, attribution and M are proven, times are comparable with nothing." }, "shared GPU: times are inflated") : "", facts.kind === "imported" ? el("span", { class: "note" }, " imported trace") : "");
     toggle.textContent = root.dataset.theme === "dark" ? "Light" : "Dark";
     toggle.setAttribute("aria-pressed", String(root.dataset.theme === "dark"));

@@ -88,6 +88,14 @@
       el("tbody", {}, rows.map((row) => el("tr", {}, el("th", { scope: "row" }, AMT.executionName(row.execution)), el("td", { class: "num", style: "padding:2px 9px" }, String(row.M)), several ? el("td", { class: "mono", style: "padding:2px 9px", title: row.symbol }, AMT.short(row.symbol, 30), row.forbidden ? el("span", { class: "badge FAIL" }, "forbidden") : null) : null, el("td", { class: "num", style: "padding:2px 9px" }, total(row) < 0 ? "?" : AMT.count(total(row))), ranks.map((rank) => cellOf(row, rank)))))));
   }
 
+  // What was asked for and has no row: an empty place must not look like a question that nobody asked.
+  function unseen(run) {
+    if (run.facts.kind === "imported" || !run.cells.rows) return null;
+    const there = new Set([...run.cells.execution].map((code) => AMT.text(code)));
+    const gone = run.facts.executions.filter((name) => !there.has(name));
+    return gone.length ? el("p", { class: "warn", id: "unseen" }, `asked for, but no receipt and no MoE kernel of it: ${gone.join(", ")}`) : null;
+  }
+
   function numbers(run) {
     const { facts } = run, sum = (name) => facts.ranks.reduce((total, rank) => total + (rank[name] || 0), 0);
     const kernels = sum("kernels"), attributed = sum("attributed");
@@ -128,7 +136,7 @@
       const rows = matrix(run), broad = new Set(rows.map((row) => row.symbol)).size > 1 || facts.world_size > 5;
       const asked = panel(broad ? "c12" : "c5", "What was asked", el("dl", { class: "facts", id: "asked" }, facts.asked.map(([name, value]) => [el("dt", {}, name), el("dd", { class: name === "Command" ? "mono" : null }, value)])));
       const keys = AMT.states.map((state) => el("span", { class: "key", style: `background:var(--${state})`, title: MEANS[state] }, `${MARKS[state]} ${state}`));
-      const cells = panel(broad ? "c12" : "c7", `M buckets: witnesses ${MARKS.equal} receipts' submissions, by rank`, matrixTable(run),
+      const cells = panel(broad ? "c12" : "c7", `M buckets: witnesses ${MARKS.equal} receipts' submissions, by rank`, matrixTable(run), unseen(run),
         el("p", { class: "note" }, "GPU records (left) against what the receipts submitted (right), real requests only. ", keys, el("span", { class: "key" }, "⚠ launch shape contradicts M, ✗ forbidden and ran")), note(`M: ${facts.m_from}. A cell opens the steps of its bucket.`), AMT.missing("matrix"));
       main.append(el("div", { class: "grid" }, verdicts, cells, asked, panel("c12", null, numbers(run)), panel("c12", "Ranks", ranksTable(run), AMT.missing("ranks"))));
       const witness = AMT.witness();

@@ -15,7 +15,7 @@
     AMT.draw(node, "skew", ranks.map((rank) => {
       const own = rows.filter((row) => row.rank === rank).sort((a, b) => a.layer - b.layer);
       return AMT.trace("skew", 0, { x: own.map((row) => row.layer), y: own.map((row) => row.mean / 1e3), name: `rank ${rank}`, showlegend: ranks.length <= 16, line: { color: AMT.colour(rank) }, marker: { color: AMT.colour(rank), symbol: AMT.symbolOf(rank) } });
-    }), (layout) => { layout.yaxis.title.text = "mean duration (µs)"; });
+    }), (layout) => { layout.yaxis.title.text = "mean duration (µs)"; if (new Set(rows.map((row) => row.layer)).size <= 12) layout.xaxis.dtick = 1; });
   }
 
   // Busy time of each step on each rank; needs steps with the same number on several ranks (receipts give them).
@@ -58,13 +58,16 @@
     }
     const rows = [];
     for (const [symbol, ranks] of found) {
-      const missing = run.facts.ranks.map((rank) => rank.rank).filter((rank) => !ranks.has(rank));
+      const missing = seen(run).filter((rank) => !ranks.has(rank));
       const counts = [...ranks.values()];
       const different = Math.min(...counts) !== Math.max(...counts);
       if (missing.length || different) rows.push({ name: run.symbols.names[symbol], ranks: [...ranks.keys()], missing, low: Math.min(...counts), high: Math.max(...counts) });
     }
     return rows.sort((a, b) => b.missing.length - a.missing.length || b.high - a.high);
   }
+
+  // Of a rank without any kernel nothing says what did not run there.
+  const seen = (run) => run.facts.ranks.filter((rank) => rank.kernels).map((rank) => rank.rank);
 
   // Launch shapes of one symbol at one M that are not the same set on every rank that ran it.
   function divergence(run) {
@@ -92,7 +95,9 @@
     render(main) {
       const run = AMT.run(), rows = layers(run), skew = AMT.stepSkew(run), few = uneven(run), shapes = divergence(run);
       main.append(el("div", { class: "tools" }, AMT.subjectPicker(run), note("Only durations are compared: clocks of different ranks have no common base.")));
-      const grid = el("div", { class: "grid" });
+      const grid = el("div", { class: "grid" }), known = seen(run), silent = run.facts.ranks.map((rank) => rank.rank).filter((rank) => !known.includes(rank));
+      const nothing = "Fewer than two ranks have kernels: there is nothing to compare.", keep = AMT.filter(run.shapes, { anyRank: true });
+      const shapesKnown = run.shapes.M.some((m, i) => m >= 0 && keep(i));
       main.append(grid);
       if (run.facts.world_size < 2) grid.append(panel("c12", null, note("One rank: there is no skew to show. More ranks: alphamoe-trace --ranks 4 --prompt gsm8k:17")));
       const chart = (name, draw, empty, ok) => { const node = el("div", { class: "chart", id: `chart-${name}` }); grid.append(el("section", { class: "panel c6" }, ok ? node : note(empty))); if (ok) draw(node); };
@@ -100,13 +105,14 @@
       chart("step_skew", (node) => drawSteps(node, skew), "No step ran on several ranks under one number, so steps cannot be compared.", skew.length);
       grid.append(panel("c12", `Symbols that did not run equally often on every rank (${few.length})`, few.length ? AMT.table([
         { title: "class", value: (row) => row.name.kind }, { title: "symbol", value: (row) => row.name.full, show: (row) => AMT.nameCell(row.name.full), cls: "name" },
-        { title: "missing on ranks", value: (row) => row.missing.length, show: (row) => AMT.fold(row.missing) || "none" }, { title: "ran on ranks", value: (row) => row.ranks.length, show: (row) => AMT.fold(row.ranks) },
+        { title: "not seen on ranks", value: (row) => row.missing.length, show: (row) => AMT.fold(row.missing) || "none" }, { title: "ran on ranks", value: (row) => row.ranks.length, show: (row) => AMT.fold(row.ranks) },
         { title: "fewest calls", value: (row) => row.low, show: (row) => AMT.count(row.low), num: true }, { title: "most calls", value: (row) => row.high, show: (row) => AMT.count(row.high), num: true },
-      ], few, { limit: 40, tall: true, id: "uneven-table" }) : note("Every symbol ran equally often on every rank that the run has.")));
+      ], few, { limit: 40, tall: true, id: "uneven-table" }) : note(known.length < 2 ? nothing : `Every symbol that passes the filters ran equally often on ranks ${AMT.fold(known)}.`),
+        silent.length ? note(`Rank ${AMT.fold(silent)}: no kernel was recorded, so nothing is known of it.`) : null));
       grid.append(panel("c12", `Launch shapes that differ between ranks at the same M (${shapes.length})`, shapes.length ? AMT.table([
         { title: "symbol", value: (row) => row.name.base, show: (row) => AMT.nameCell(row.name.full), cls: "name" }, { title: "execution", value: (row) => row.execution }, { title: "M", value: (row) => row.M, num: true },
         { title: "shapes", value: (row) => row.sets.length, show: (row) => el("ul", {}, row.sets.map((text) => el("li", {}, text))), cls: "name" },
-      ], shapes, { limit: 40, tall: true, id: "shapes-table" }) : note("Same symbol, same M, same launch shape: on all ranks.")));
+      ], shapes, { limit: 40, tall: true, id: "shapes-table" }) : note(known.length < 2 ? nothing : shapesKnown ? `Same symbol, same M, same launch shape: on ranks ${AMT.fold(known)}.` : "No kernel that passes the filters has a known M, so no launch shape was compared.")));
       if (skew.length) {
         grid.append(panel("c12", AMT.timed("Steps by skew"), AMT.table([
           { title: "step", value: (row) => row.step, num: true }, { title: "execution", value: (row) => row.execution }, { title: "M", value: (row) => row.M, num: true },

@@ -2,6 +2,9 @@
 // Requests, memory, wall time and sanitizer findings.
 (() => {
   const { el, panel, note, badge } = AMT;
+  // Wall time is told in the order in which a rank lives through it.
+  const PHASES = ["start_up", "load", "warm_up", "capture", "prefill", "decode", "collection"];
+  const phasePlace = (phase) => (PHASES.includes(phase) ? PHASES.indexOf(phase) : PHASES.length);
 
   function requests(run) {
     const list = run.facts.requests;
@@ -10,7 +13,7 @@
       { title: "request", value: (row) => row.request_id }, { title: "purpose", value: (row) => row.purpose }, { title: "status", value: (row) => row.status, show: (row) => row.status + (row.error ? `: ${row.error}` : "") },
       { title: "executions", value: (row) => row.executions.join(", ") }, { title: "prompt tokens", value: (row) => row.prompt_tokens, show: (row) => AMT.count(row.prompt_tokens), num: true },
       { title: "new tokens", value: (row) => row.completion_tokens, show: (row) => (row.completion_tokens === null ? "–" : AMT.count(row.completion_tokens)), num: true }, { title: "ended by", value: (row) => row.finish_reason },
-      { title: "timings", value: (row) => Object.keys(row.timings_s).length, show: (row) => Object.entries(row.timings_s).map(([name, value]) => `${name} ${AMT.seconds(value)}`).join(", ") || "not recorded" },
+      { title: "timings", value: (row) => Object.keys(row.timings_s).length, show: (row) => Object.entries(row.timings_s).map(([name, value]) => `${name.replace(/_s$/, "").replaceAll("_", " ")} ${AMT.seconds(value)}`).join(", ") || "not recorded" },
       { title: "prompt", value: (row) => row.prompt_sha256, cls: "name", show: (row) => el("details", {}, el("summary", { class: "mono" }, `sha256 ${row.prompt_sha256.slice(0, 12)}, ${AMT.count(row.prompt_letters)} letters`), el("p", { class: "note" }, "The end of the prompt:"), el("pre", { class: "cmd" }, row.prompt), el("p", { class: "note" }, "The start of the response:"), el("pre", { class: "cmd" }, row.response || "–")) },
     ], list, { limit: 50, id: "request-table" });
   }
@@ -20,8 +23,8 @@
     render(main) {
       const run = AMT.run(), rows = AMT.stepRows(run).filter((row) => row.receipts);
       const different = rows.filter((row) => !row.equal).length;
-      main.append(panel("", "Requests", requests(run), AMT.missing("requests")));
-      main.append(panel("", "Receipts against witnesses, step by step", rows.length
+      main.append(panel("", AMT.timed("Requests"), requests(run), AMT.missing("requests")));
+      main.append(panel("", AMT.timed("Receipts against witnesses, step by step"), rows.length
         ? [note(`${AMT.count(rows.length)} steps with receipts pass the filters; ${different ? `${AMT.count(different)} do not agree` : "all agree"}.`), AMT.table(AMT.stepColumns(), rows, { limit: 100, tall: true, id: "receipt-table", pick: (row) => AMT.set({ view: "timeline", step: row.step }) })]
         : note("No receipt passes the filters."), AMT.missing("matrix")));
     },
@@ -42,14 +45,13 @@
       const run = AMT.run(), chosen = AMT.state.ranks && new Set(AMT.state.ranks), rows = memory(run).filter((row) => !chosen || chosen.has(row.rank)), grid = el("div", { class: "grid" });
       const ranks = run.facts.ranks.filter((rank) => !chosen || chosen.has(rank.rank));
       main.append(grid);
-      const moments = [...new Set(rows.map((row) => row.moment))], phases = [...new Set(ranks.flatMap((rank) => Object.keys(rank.wall_s)))];
+      const moments = [...new Set(rows.map((row) => row.moment))], phases = [...new Set(ranks.flatMap((rank) => Object.keys(rank.wall_s)))].sort((a, b) => phasePlace(a) - phasePlace(b));
       const chart = (name, ok, draw, empty, ...below) => { const node = el("div", { class: "chart", id: `chart-${name}` }); grid.append(el("section", { class: "panel c6" }, ok ? node : note(empty), ...below)); if (ok) draw(node); };
       chart("memory", rows.length, (node) => AMT.draw(node, "memory", moments.map((moment, n) => { const own = rows.filter((row) => row.moment === moment); return AMT.trace("memory", 0, { x: own.map((row) => `${row.rank}`), y: own.map((row) => row.gib), name: AMT.label(moment.replaceAll("_", " ")), marker: { color: AMT.colour(n), pattern: AMT.pattern(n) } }); })), "No memory snapshot.", note(`Shown: ${[...new Set(rows.map((row) => row.what))].join(", ") || "nothing"}. Snapshots at one moment, not peaks.`), AMT.missing("memory"));
       chart("wall", phases.length, (node) => AMT.draw(node, "wall", phases.map((phase, n) => AMT.trace("wall", 0, { y: ranks.map((rank) => `${rank.rank}`), x: ranks.map((rank) => rank.wall_s[phase] ?? null), name: AMT.label(phase.replaceAll("_", " ")), marker: { color: AMT.colour(n), pattern: AMT.pattern(n) } })), (layout) => { layout.height = Math.max(330, 150 + ranks.length * 18); }), "No wall times were recorded.", run.facts.shared_gpu ? note("shared GPU: these times are inflated and comparable with nothing.") : null);
       const gib = (title, key) => ({ title, value: (row) => row[key], show: (row) => (row[key] === null || row[key] === undefined ? "–" : `${AMT.fixed(row[key] / 2 ** 30, 3)} GiB`), num: true });
       if (rows.length) grid.append(panel("c12", "Snapshots", AMT.table([{ title: "rank", value: (row) => row.rank, num: true }, { title: "moment", value: (row) => row.moment }, gib("process on device", "process_bytes"), gib("device used (all processes)", "device_used_bytes"), gib("torch allocated", "torch_allocated_bytes"), gib("torch reserved", "torch_reserved_bytes"), gib("host resident", "host_rss_bytes")], rows, { limit: 200, tall: true })));
-      const wallTitle = `Wall seconds by phase${run.facts.shared_gpu ? " (shared GPU)" : ""}`;
-      if (phases.length) grid.append(panel("c12", wallTitle, AMT.table([{ title: "rank", value: (row) => row.rank, num: true }, ...phases.map((phase) => ({ title: phase.replaceAll("_", " "), value: (row) => row.wall_s[phase], show: (row) => AMT.seconds(row.wall_s[phase]), num: true }))], ranks, { limit: 64 })));
+      if (phases.length) grid.append(panel("c12", AMT.timed("Wall seconds by phase"), AMT.table([{ title: "rank", value: (row) => row.rank, num: true }, ...phases.map((phase) => ({ title: phase.replaceAll("_", " "), value: (row) => row.wall_s[phase], show: (row) => AMT.seconds(row.wall_s[phase]), num: true }))], ranks, { limit: 64 })));
     },
   };
 

@@ -70,7 +70,7 @@
       else told.textContent = chosen.includes(step) ? (untimed ? `${AMT.count(untimed)} kernels ran here untimed: they have no place in time.` : "No kernel of this step passes the filters.") : "This step is not among the sampled ones: its sums are in the table below. Pick a step with “kernels here”.";
       if (shown && untimed) main.append(note(`${AMT.count(untimed)} more kernels ran untimed and are not drawn.`));
       main.append(panel("", AMT.timed(`Steps (${AMT.count(rows.length)})`), rows.length ? AMT.table(AMT.stepColumns(), rows, { limit: 100, tall: true, id: "step-table", pick: (row) => AMT.set(row.rank === null ? { step: row.step } : { step: row.step, ranks: [row.rank] }), chosen: (row) => row.step === step }) : note("No step passes the filters.")));
-      if (shown) main.append(panel("", AMT.timed(`Kernels of this step (${AMT.count(shown)})`), kernelTable(run, lanes)));
+      if (shown) main.append(panel("", AMT.timed(`Kernels ${step < 0 ? "outside any step" : "of this step"} (${AMT.count(shown)})`), kernelTable(run, lanes)));
     },
   };
 })();

@@ -111,7 +111,7 @@
       drawing = true;
       const done = AMT.draw(node, "timeline", traces, (layout) => {
         layout.height = Number(node.dataset.height);
-        layout.xaxis.range = [from / 1e3, to / 1e3]; layout.xaxis.title.text = "time in the step (µs), from each rank's own first event";
+        layout.xaxis.range = [from / 1e3, to / 1e3]; layout.xaxis.title.text = `time ${AMT.state.step < 0 ? "" : "in the step "}(µs), from each rank's own first event`;
         layout.yaxis = { ...layout.yaxis, type: "linear", tickvals: lanes.map((_, l) => l), ticktext: lanes.map((lane) => `rank ${lane.rank}`), range: [lanes.length - 0.4, -0.65], fixedrange: true, title: { text: "" } };
         delete layout.yaxis.autorange; delete layout.yaxis.categoryorder; delete layout.yaxis.rangemode;
         layout.legend = { ...layout.legend, y: -0.28, yanchor: "top", x: 0, xanchor: "left" }; layout.margin.b = 90; layout.dragmode = "zoom"; layout.uirevision = `${from}-${to}`;
