@@ -22,7 +22,7 @@ from torch import Tensor
 
 from alphamoe_backend.capture_sizes import CaptureSizes, GraphKind
 from alphamoe_backend.dispatch import DispatchRecorder
-from alphamoe_backend.experts.registry import create_experts
+from alphamoe_backend.experts.factory import create_experts
 from alphamoe_backend.faults import parse_fault
 from alphamoe_backend.geometry import preset
 from alphamoe_backend.graphs import FORWARD_MODES, REPLAYS, CapturedForward, GraphRunner, run_padding

@@ -9,8 +9,9 @@ import sys
 import pytest
 import torch
 
+from alphamoe_backend.experts.factory import create_experts
 from alphamoe_backend.experts.reference import float64_oracle
-from alphamoe_backend.experts.registry import create_experts, required_symbols
+from alphamoe_backend.experts.registry import required_symbols
 from alphamoe_backend.experts.triton_stock import StockExperts, stock_block_m, stock_tiles
 from alphamoe_backend.geometry import LocalGeometry, preset
 from alphamoe_backend.quantization.fp8 import ExpertWeights, per_token_group_quant_fp8, quantize_blocks_fp8

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from alphamoe_backend.quantization.fp8 import ExpertWeights
     from alphamoe_backend.routing import AlignedPlan
     from alphamoe_backend.workspaces import Workspaces
 
@@ -41,7 +40,12 @@ BACKENDS: dict[str, BackendSymbols] = {
 }
 
 
-def _backend(name: str) -> BackendSymbols:
+def known_backend(name: str) -> BackendSymbols:
+    """Give what a backend's runs show and must not show.
+
+    Raises:
+        UsageError: no such backend.
+    """
     try:
         return BACKENDS[name]
     except KeyError:
@@ -56,7 +60,7 @@ def required_symbols(moe_runner_backend: str) -> tuple[str, ...]:
     Raises:
         UsageError: no such backend.
     """
-    return _backend(moe_runner_backend).required
+    return known_backend(moe_runner_backend).required
 
 
 def forbidden_symbols(moe_runner_backend: str) -> tuple[str, ...]:
@@ -65,7 +69,7 @@ def forbidden_symbols(moe_runner_backend: str) -> tuple[str, ...]:
     Raises:
         UsageError: no such backend.
     """
-    return _backend(moe_runner_backend).forbidden
+    return known_backend(moe_runner_backend).forbidden
 
 
 @dataclass(frozen=True)
@@ -118,25 +122,3 @@ _sequence = itertools.count()
 def new_identity(name: str) -> str:
     """Give the next identity string; a counter, because ``id()`` values are reused after an object dies."""
     return f"{name}#{next(_sequence)}"
-
-
-def create_experts(moe_runner_backend: str, geometry: LocalGeometry, weights: ExpertWeights) -> Experts:
-    """Build the experts of one layer.
-
-    Args:
-        moe_runner_backend: a key of :data:`BACKENDS`.
-        geometry: this rank's slice.
-        weights: in the canonical layout; the AlphaMoE backend makes its own interleaved copy of the gate/up weight.
-
-    Raises:
-        UsageError: no such backend, or weights of another shape or dtype than the geometry's.
-    """
-    _backend(moe_runner_backend)
-    weights.check(geometry)
-    if moe_runner_backend == "triton":
-        from alphamoe_backend.experts.triton_stock import StockExperts
-
-        return StockExperts(geometry, weights)
-    from alphamoe_backend.experts.alphamoe import AlphaMoEExperts
-
-    return AlphaMoEExperts(geometry, weights)
