@@ -75,6 +75,7 @@ def wall_figure(wall: pd.DataFrame) -> go.Figure:
                 marker={"color": colour(place), "pattern": pattern},
             )
         )  # fmt: skip
+    fig.update_layout(legend_traceorder="normal")  # plotly turns it round for lying bars
     return fig.update_yaxes(type="category", autorange="reversed")
 
 

@@ -73,7 +73,7 @@
     const cellOf = (row, rank) => {
       const cell = row.ranks.get(rank) || { state: "unknown", witnesses: 0, submissions: -1, receipts: -1 };
       const submitted = cell.submissions < 0 ? "?" : AMT.count(cell.submissions);
-      if (cell.state === "absent") return el("td", { class: "num" }, "–");
+      if (cell.state === "absent") return el("td", { class: "absent" }, "–");
       const wrong = row.forbidden && cell.witnesses ? "forbidden, and it ran" : cell.elsewhere ? "this rank ran another kernel in this bucket" : MEANS[cell.state];
       const text = small ? (row.forbidden && cell.witnesses ? "✗" : MARKS[cell.state]) : `${AMT.count(cell.witnesses)} ${MARKS[cell.state]} ${submitted}`;
       const told = `rank ${rank}, ${row.execution} M ${row.M}: ${AMT.count(cell.witnesses)} kernels witnessed, ${submitted} submitted in ${cell.receipts < 0 ? "?" : AMT.count(cell.receipts)} receipts: ${wrong}${cell.bad ? `; ${AMT.count(cell.bad)} with a launch shape that contradicts M` : ""}`;
