@@ -111,7 +111,7 @@ def _names(run: RunDigest) -> set[str]:
 
 def _differences(left: dict[str, Any], right: dict[str, Any]) -> list[list[str]]:
     a, b = dict(left["asked"]), dict(right["asked"])
-    same = ("Recorded", "Command")
+    same = ("Recorded", "Imported", "Command")
     rows = [[name, a.get(name, ""), b.get(name, "")] for name in dict.fromkeys([*a, *b]) if name not in same]
     rows.append(["Ranks share a GPU", _yes(left["shared_gpu"]), _yes(right["shared_gpu"])])
     return [row for row in rows if row[1] != row[2]]

@@ -78,6 +78,20 @@ def test_the_comparison_shows_the_verdict_of_both_runs(open_page: Any, golden_ru
     assert tab.locator("main dl .badge").all_inner_texts() == ["✓ PASS", "? INCONCLUSIVE"]
 
 
+def test_a_shared_gpu_of_the_candidate_alone_is_said_beside_the_ratios(
+    open_page: Any, golden_run: Path, tmp_path: Path
+) -> None:
+    def shared(content: Any) -> None:
+        content.rank_file = {"shared_gpu": True}
+
+    candidate = golden.build(tmp_path / "candidate", shared)
+    build([golden_run, candidate], tmp_path / "page.html")
+    tab = open_page(tmp_path / "page.html", "#view=compare")
+    told = "shared GPU: times are inflated"
+    assert told in tab.locator("#chart-compare").inner_text()
+    assert told in tab.locator("section:has(#compare-table) h3").inner_text()
+
+
 def test_durations_far_apart_get_a_log_axis_unless_one_of_them_is_zero(open_page: Any, tmp_path: Path) -> None:
     def apart(content: Any) -> None:
         for number, row in enumerate(content.of(golden.NORM)):

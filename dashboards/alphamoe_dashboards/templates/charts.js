@@ -32,7 +32,8 @@
 
   AMT.draw = (node, name, traces, change = (layout) => layout) => {
     const layout = structuredClone(AMT.shells[name].layout);
-    if (AMT.run().facts.shared_gpu && ["gpu_time", "duration", "roofline", "skew", "step_skew", "timeline", "compare", "wall"].includes(name)) {
+    const shared = name === "compare" ? AMT.runs.some((run) => run.facts.shared_gpu) : AMT.run().facts.shared_gpu;
+    if (shared && ["gpu_time", "duration", "roofline", "skew", "step_skew", "timeline", "compare", "wall"].includes(name)) {
       layout.title.text += " (shared GPU: times are inflated)";
     }
     layout.uirevision = AMT.state.view;

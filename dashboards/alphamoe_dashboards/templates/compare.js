@@ -18,6 +18,10 @@
 
   const told = (row) => (Number.isFinite(row.low) ? (row.low > 1 ? "slower" : row.high < 1 ? "faster" : "no") : "one step");
 
+  // One run with a shared GPU is enough to spoil a ratio, whichever of the two is chosen.
+  const shared = () => AMT.runs.some((run) => run.facts.shared_gpu);
+  const timed = (title) => (shared() ? `${title} (shared GPU: times are inflated)` : title);
+
   AMT.views.compare = {
     title: "Compare",
     hidden: () => !AMT.compare,
@@ -27,7 +31,7 @@
       const chosen = all.filter((row) => row.full === wanted && row.M >= 0);
       const picker = el("label", {}, "Compare ", el("select", { id: "compare-name", onchange: (event) => AMT.set({ name: event.target.value }) }, names.slice(0, 300).map((name) => el("option", { value: name, selected: name === wanted }, AMT.short(name, 90)))));
       main.append(panel("", null, el("dl", { class: "facts" }, el("dt", {}, "Baseline"), el("dd", {}, a.name, " ", AMT.badge(AMT.verdictOf(a))), el("dt", {}, "Candidate"), el("dd", {}, b.name, " ", AMT.badge(AMT.verdictOf(b)))),
-        a.shared_gpu || b.shared_gpu ? el("p", { class: "warn" }, "shared GPU: ranks of at least one run were time-sliced, so these ratios prove nothing about speed.") : null,
+        shared() ? el("p", { class: "warn" }, "shared GPU: ranks of at least one run were time-sliced, so these ratios prove nothing about speed.") : null,
         AMT.compare.differs.length ? [el("h3", {}, "What was not the same"), AMT.table([{ title: "what", value: (row) => row[0] }, { title: "baseline", value: (row) => row[1] || null, cls: "name" }, { title: "candidate", value: (row) => row[2] || null, cls: "name" }], AMT.compare.differs, { fixed: true, id: "differs-table" })] : note("What was asked is equal in both runs.")));
       main.append(el("div", { class: "tools" }, picker, note(`Real requests; ${rank < 0 ? "all ranks together (choose one rank for its own)" : `rank ${rank}`}. Interval: 95 % of the ratio of means, steps being the independent unit.`)));
       const node = el("div", { class: "chart", id: "chart-compare" });
@@ -40,7 +44,7 @@
         })), (layout) => { AMT.mAxis(layout, chosen.map((row) => row.M)); layout.yaxis.title.text = "ratio (below 1: candidate faster)"; });
       }
       const pair = (title, pick, show) => [0, 1].map((side) => ({ title: `${title}, ${side ? "candidate" : "baseline"}`, value: (row) => pick(row)[side], show: (row) => show(pick(row)[side]), num: true }));
-      main.append(panel("", AMT.timed(`Buckets and symbols in both runs (${AMT.count(all.length)})`), AMT.table([
+      main.append(panel("", timed(`Buckets and symbols in both runs (${AMT.count(all.length)})`), AMT.table([
         { title: "execution", value: (row) => row.execution, show: (row) => AMT.executionName(row.execution) }, { title: "M", value: (row) => row.M, show: (row) => (row.M < 0 ? "–" : String(row.M)), num: true }, { title: "symbol", value: (row) => row.full, show: (row) => AMT.nameCell(row.full), cls: "name" },
         ...pair("calls", (row) => row.calls, AMT.count), ...pair("mean", (row) => row.mean, AMT.time),
         { title: "ratio", value: (row) => row.ratio, show: (row) => AMT.fixed(row.ratio, 3), num: true }, { title: "95 % interval", value: (row) => row.low, show: (row) => (Number.isFinite(row.low) ? `${AMT.fixed(row.low, 3)} to ${AMT.fixed(row.high, 3)}` : "–"), num: true }, { title: "told apart", value: told, cls: "tight" },
