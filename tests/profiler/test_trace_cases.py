@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import foreign
 import pytest
 
+from alphamoe_profiler.cli import main
 from alphamoe_profiler.gate import evaluate
 from alphamoe_profiler.inspection import inspect_run
+from alphamoe_profiler.launch_shapes import kernels_by_launch_shape
 from alphamoe_profiler.policy_source import parse_policy
 from alphamoe_profiler.reports.json_report import to_json
 from alphamoe_profiler.verdicts import Verdict
@@ -197,8 +200,8 @@ def test_times_are_of_one_rank_each(tmp_path: Path) -> None:
     assert report.verdict is Verdict.PASS
 
 
-def test_one_name_in_two_launch_shapes_stays_two_groups(tmp_path: Path) -> None:
-    """H6: whoever groups by name and shape finds both, because every kernel keeps its grid."""
+def test_one_name_in_two_launch_shapes_stays_two_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """H6: asked for by launch shape, one name in two grids is two rows, in the table and in the command's JSON."""
     grids = ([8, 1, 1], [64, 1, 1], [64, 1, 1])
     events = [foreign.launch(100 * number, number) for number in range(1, 4)]
     events += [
@@ -206,8 +209,16 @@ def test_one_name_in_two_launch_shapes_stays_two_groups(tmp_path: Path) -> None:
         for number, grid in enumerate(grids, start=1)
     ]
     bundle = one_rank(tmp_path, events)
-    table = bundle.table("kernels", 0).to_pandas()
-    assert table.groupby(["symbol_id", "grid_x"]).size().tolist() == [1, 2]
+    table = kernels_by_launch_shape(bundle)
+    assert table[["symbol", "grid", "0"]].to_numpy().tolist() == [
+        ["fused_moe_kernel", "8x1x1", 1],
+        ["fused_moe_kernel", "64x1x1", 2],
+    ]
+    target = tmp_path / "shapes.json"
+    assert main(["show", str(bundle.path), "--launch-shapes", "--json", str(target)]) == 0
+    assert [row["0"] for row in json.loads(target.read_text())["launch_shapes"]] == [1, 2]
+    assert main(["show", str(bundle.path), "--launch-shapes"]) == 0
+    assert "64x1x1" in capsys.readouterr().out
 
 
 def one_rank(tmp_path: Path, events: list[foreign.Event]) -> foreign.RunBundle:

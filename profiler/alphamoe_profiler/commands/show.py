@@ -13,6 +13,7 @@ examples:
   alphamoe-trace show alphamoe-runs/20260131T120000Z-gsm8k-17-1f2e3d
   alphamoe-trace show RUN --json | jq .verdict
   alphamoe-trace show RUN --json report.json
+  alphamoe-trace show RUN --launch-shapes
 
 exit codes: 0 printed, whatever the verdict; 2 not a run bundle; 3 damaged beyond reading
 """
@@ -22,6 +23,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``show``."""
     parser.epilog = _EXAMPLES
     parser.add_argument("run", type=Path, nargs="?", metavar="RUN", help="directory of a run bundle")
+    parser.add_argument(
+        "--launch-shapes",
+        action="store_true",
+        help="print kernels by name and launch shape instead: one name in two configurations is two rows",
+    )
     parser.add_argument(
         "--json", nargs="?", const="-", metavar="FILE", help="print one JSON document instead, or write it to FILE"
     )
@@ -36,8 +42,36 @@ def run(args: argparse.Namespace) -> int:
     if run is None:
         raise UsageError("the following arguments are required: RUN", "name the directory of a recorded run")
     check_json_target(target)
-    report(run, target)
+    if args.launch_shapes:
+        launch_shapes(run, target)
+    else:
+        report(run, target)
     return 0
+
+
+def launch_shapes(path: Path, json_target: str | None) -> None:
+    """Print the kernels of a run bundle by name and launch shape, or write them as one JSON document.
+
+    Args:
+        path: directory of the bundle.
+        json_target: null for the terminal, ``-`` for JSON on stdout, else a file.
+
+    Raises:
+        UsageError: it is no run bundle, or its files contradict each other.
+        EvidenceError: it is damaged beyond reading.
+    """
+    from alphamoe_profiler.bundle import RunBundle
+    from alphamoe_profiler.launch_shapes import kernels_by_launch_shape
+
+    table = kernels_by_launch_shape(RunBundle.open(path))
+    if json_target is None:
+        from alphamoe_profiler.reports.launch_shapes import print_launch_shapes
+
+        print_launch_shapes(table)
+    else:
+        from alphamoe_profiler.commands import write_json
+
+        write_json({"launch_shapes": table.to_dict("records")}, json_target)
 
 
 def report(path: Path, json_target: str | None) -> None:
