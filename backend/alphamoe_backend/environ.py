@@ -6,6 +6,7 @@ The ``SGLANG_FLASHINFER_ALPHAMOE_*`` names are those of the SGLang integration a
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,15 +30,15 @@ class EnvironmentEntry(TypedDict):
     """``default``, ``environment`` or ``override``."""
 
 
-class _EnvField(Generic[T]):
+class _EnvField(ABC, Generic[T]):
     def __init__(self, name: str, default: T, help_text: str) -> None:
         self.name = name
         self.default: T = default
         self.help_text = help_text
 
+    @abstractmethod
     def parse(self, raw: str) -> T:
         """Turn the variable's text into a value."""
-        raise NotImplementedError
 
     def is_set(self) -> bool:
         """Say whether the variable holds anything; an empty one counts as not set."""
