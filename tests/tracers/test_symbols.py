@@ -59,6 +59,8 @@ def test_truncated_names_are_recognised() -> None:
         ("kernel_alpha_moe_fused_router_small", "alphamoe.router"),
         ("kernel_alpha_moe_fused_router_tiny_other", None),
         ("kernel_alpha_moe_nvfp4_up_workspace_c388_up", "alphamoe.nvfp4"),
+        ("_router_topk_softmax", "moe.router"),
+        ("_route_align_block_size", "moe.align"),
         ("fused_moe_kernel", "moe.gemm"),
         ("fused_moe_kernel_0d1d2de3", "moe.gemm"),
         ("fused_moe_kernel_gptq_awq", "moe.gemm"),
