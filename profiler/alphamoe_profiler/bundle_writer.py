@@ -183,19 +183,6 @@ class BundleWriter:
         """Write outcome.json: how each rank's process ended, as the launcher saw it."""
         return self._document("outcome.json", outcome)
 
-    def write_report(self, name: str, content: str) -> Path:
-        """Write ``reports/NAME`` and return its path.
-
-        Raises:
-            UsageError: the name is a path.
-        """
-        if Path(name).name != name:
-            raise UsageError(f"a report's name is not a path: {name!r}")
-        path = self.path / "reports" / name
-        with replacing(path) as stream:
-            stream.write(content.encode())
-        return path
-
     def append_request(self, record: RequestRecord) -> None:
         """Append one request to requests.jsonl, flushed to the operating system before this returns."""
         line = encode_json(record, f"request {record.request_id}")

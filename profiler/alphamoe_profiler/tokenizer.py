@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from alphamoe_tracers.errors import AlphaMoEError
@@ -40,11 +38,6 @@ class ChatTokenizer:
     def eos_id(self) -> int:
         """Id of the end-of-sequence token."""
         return int(self._pieces.eos_id)
-
-    @property
-    def model_sha256(self) -> str:
-        """Hash of the SentencePiece model's file."""
-        return hashlib.sha256(Path(self._pieces.file_path).read_bytes()).hexdigest()
 
     def encode_chat(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a conversation of one user message, beginning-of-sequence included."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from alphamoe_profiler.commands import check_json_target
+from alphamoe_profiler.commands import check_json_target, write_json
 from alphamoe_tracers.errors import UsageError
 
 _EXAMPLES = """\
@@ -50,27 +50,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def launch_shapes(path: Path, json_target: str | None) -> None:
-    """Print the kernels of a run bundle by name and launch shape, or write them as one JSON document.
-
-    Args:
-        path: directory of the bundle.
-        json_target: null for the terminal, ``-`` for JSON on stdout, else a file.
-
-    Raises:
-        UsageError: it is no run bundle, or its files contradict each other.
-        EvidenceError: it is damaged beyond reading.
-    """
+    """Print the kernels of a run bundle by name and launch shape; arguments and errors are those of :func:`report`."""
     from alphamoe_profiler.bundle import RunBundle
     from alphamoe_profiler.launch_shapes import kernels_by_launch_shape
+    from alphamoe_profiler.reports.launch_shapes import print_launch_shapes
 
     table = kernels_by_launch_shape(RunBundle.open(path))
     if json_target is None:
-        from alphamoe_profiler.reports.launch_shapes import print_launch_shapes
-
         print_launch_shapes(table)
     else:
-        from alphamoe_profiler.commands import write_json
-
         write_json({"launch_shapes": table.to_dict("records")}, json_target)
 
 
@@ -87,14 +75,11 @@ def report(path: Path, json_target: str | None) -> None:
     """
     from alphamoe_profiler.bundle import RunBundle
     from alphamoe_profiler.inspection import inspect_run
+    from alphamoe_profiler.reports.json_report import json_document
+    from alphamoe_profiler.reports.terminal import print_report
 
     found = inspect_run(RunBundle.open(path))
     if json_target is None:
-        from alphamoe_profiler.reports.terminal import print_report
-
         print_report(found)
     else:
-        from alphamoe_profiler.commands import write_json
-        from alphamoe_profiler.reports.json_report import json_document
-
         write_json(json_document(found), json_target)
