@@ -1,0 +1,163 @@
+"""What a replay and a tool found: plain records, written as JSON, judged by :mod:`verdict`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Tool = Literal["memcheck", "racecheck", "synccheck", "initcheck"]
+TOOLS: tuple[Tool, ...] = ("synccheck", "racecheck", "memcheck", "initcheck")
+
+Severity = Literal["error", "warning", "info"]
+FindingKind = Literal["hazard", "memory", "uninitialized", "synchronization", "api", "leak", "internal", "other"]
+Position = tuple[int, int, int]
+
+
+class Access(msgspec.Struct, frozen=True):
+    """One place in the code that a finding names."""
+
+    function: str
+    """As the tool printed it; with line information this is the inlined device function, not the kernel."""
+    file: str | None = None
+    line: int | None = None
+    offset: str | None = None
+    """Of the instruction, ``+0xa0``."""
+    access: str | None = None
+    """``Read`` or ``Write``, where the tool says so."""
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One finding, or many that differ in nothing but thread, block and address."""
+
+    tool: Tool
+    severity: Severity
+    kind: FindingKind
+    """``api``: a host call failed; not a fault of a kernel. ``internal``: the tool itself failed."""
+    text: str
+    """The tool's own first line without severity and prefix."""
+    hazard: str | None = None
+    """``RAW``, ``WAR``, ``WAW`` where it can be told."""
+    kernel: str | None = None
+    """Base name of the kernel (outermost device frame), null where the tool names only inlined functions."""
+    kernel_truncated: bool = False
+    """The tool cut the name (``...``)."""
+    where: Access | None = None
+    other: Access | None = None
+    """The second access of a hazard."""
+    thread: Position | None = None
+    block: Position | None = None
+    cluster_rank: int | None = None
+    """``block rank`` of the tool: a CTA of a cluster, never a tensor-parallel rank."""
+    address: str | None = None
+    api: str | None = None
+    shown: int = 1
+    """Blocks of the log that were folded into this one."""
+    count: int = 1
+    """Occurrences that the tool counted in them (racecheck: ``[1024 hazards]``)."""
+    in_target: bool | None = None
+    """Whether it is of the kernel under test; null where neither name nor filter tells."""
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """One summary line of the tool; one is due for each process."""
+
+    errors: int
+    warnings: int = 0
+    hazards: int | None = None
+    """racecheck's own number, in its own unit."""
+
+
+class ToolLog(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that one log says."""
+
+    tool: Tool
+    banner: bool
+    """The tool's first line was there."""
+    summaries: tuple[Summary, ...]
+    findings: tuple[Finding, ...]
+    not_printed: int = 0
+    """Findings that the tool counted but did not print, by its own word."""
+    notices: tuple[str, ...] = ()
+    """Lines of the tool that are no finding: the target failed, ended before the first call, the tool failed, ..."""
+    cut: bool = False
+    """The log ends inside a block or was truncated."""
+
+    @property
+    def found_errors(self) -> int:
+        """Errors by the summaries."""
+        return sum(summary.errors for summary in self.summaries)
+
+    @property
+    def found_warnings(self) -> int:
+        """Warnings by the summaries."""
+        return sum(summary.warnings for summary in self.summaries)
+
+    @property
+    def shown(self) -> int:
+        """Blocks that were printed, API errors included."""
+        return sum(finding.shown for finding in self.findings)
+
+
+class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What the replay process itself says, written when it ends. Absent when it died."""
+
+    status: Literal["launched", "failed"]
+    error: str | None = None
+    """One line. For ``failed``."""
+    symbols: tuple[str, ...] = ()
+    """Kernels that the plug-in launched."""
+    launches: int = 0
+    variant: str | None = None
+    """The variant that was launched, where the kernel has several."""
+    source_sha256: str | None = None
+    cubin_sha256: str | None = None
+    device: str | None = None
+    caching_allocator: bool
+    """Whether torch's caching allocator was on: it hides out-of-bounds accesses from memcheck."""
+    collector: Literal["off"] = "off"
+    """The tool is itself a CUPTI subscriber; a replay never starts another."""
+    timings_s: dict[str, float] = {}
+    """``process_start`` (spawn to first line of Python), ``imports``, ``compile``, ``upload``, ``launch``,
+    ``download``; and ``kernel_us`` statistics only from ``--tool none``."""
+    kernel_us: tuple[float, ...] = ()
+    """Device times of repeated launches without a tool, microseconds."""
+    outputs: str | None = None
+    """safetensors file of the outputs, relative to the result."""
+
+
+class OutputCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a replay's output is that of the capture, within the kernel's own tolerance."""
+
+    verdict: Literal["PASS", "FAIL", "INCONCLUSIVE"]
+    reason: str = ""
+    max_abs_error: float | None = None
+    relative_error: float | None = None
+    tolerance: str = ""
+    """One phrase: what was compared with what."""
+
+
+class ToolRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One process under one tool, from its command line to its logs."""
+
+    tool: Tool | Literal["none"]
+    tool_path: str | None
+    tool_version: str | None
+    argv: tuple[str, ...]
+    error_exitcode: int | None
+    exit_code: int | None
+    """Null when it was killed."""
+    signal: str | None = None
+    timed_out: bool = False
+    timeout_s: float
+    wall_s: float
+    log_file: str | None
+    """Relative to the report; what the tool printed, also when it was killed."""
+    xml_file: str | None = None
+    log: ToolLog | None
+    """Null for ``none`` and where nothing could be started."""
+    xml_records: int | None = None
+    """Records in the XML file; must agree with what the log shows."""
+    result: ReplayResult | None = None
+    problems: tuple[str, ...] = ()
+    """Why this run can prove nothing, one sentence each: unknown option, tool missing, log unreadable."""
