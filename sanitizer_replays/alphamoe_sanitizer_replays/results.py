@@ -161,3 +161,49 @@ class ToolRun(msgspec.Struct, frozen=True, kw_only=True):
     result: ReplayResult | None = None
     problems: tuple[str, ...] = ()
     """Why this run can prove nothing, one sentence each: unknown option, tool missing, log unreadable."""
+
+
+class ControlOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What one tool made of one planted fault and of its sound twin."""
+
+    control: str
+    """Name of the planted fault: ``block_barrier``, ``global_write``, ..."""
+    mechanism: str
+    """The synchronisation mechanism or kind of access that the fault breaks: ``block barrier``, ``global bounds``."""
+    tool: Tool
+    meant_for: bool
+    """The tool claims to find faults of this kind, so a miss is a gap in its coverage."""
+    basic: bool
+    """The tool must catch it before anything that it calls clean counts."""
+    caught: bool
+    """The planted fault was reported, and in the control's own kernel."""
+    sound_clean: bool
+    """The sound twin ran to its end with a summary of nothing."""
+    reason: str = ""
+    """Why it was not caught or the twin not clean. One line."""
+
+
+class ControlReport(msgspec.Struct, frozen=True, kw_only=True):
+    """All controls of one tool in one session."""
+
+    tool: Tool
+    outcomes: tuple[ControlOutcome, ...]
+    problems: tuple[str, ...] = ()
+    """Why the controls as a whole prove nothing, one sentence each: nothing was compiled, the tool did not start."""
+
+    @property
+    def basic_caught(self) -> bool:
+        """Whether there are basic controls, each was caught, no sound twin was flagged, and nothing else went wrong."""
+        basic = [outcome for outcome in self.outcomes if outcome.basic]
+        return (
+            bool(basic)
+            and not self.problems
+            and all(outcome.caught for outcome in basic)
+            and all(outcome.sound_clean for outcome in self.outcomes)
+        )
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """Mechanisms with a control that this tool was meant to catch and did not, in the order of the controls."""
+        missed = (outcome.mechanism for outcome in self.outcomes if outcome.meant_for and not outcome.caught)
+        return tuple(dict.fromkeys(missed))
