@@ -1,0 +1,1 @@
+"""Replay plug-ins that come with this package."""
