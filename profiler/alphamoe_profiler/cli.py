@@ -29,6 +29,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "gate": ("alphamoe_profiler.commands.gate", "judge a run, or traces, by a witness policy"),
     "selftest": ("alphamoe_profiler.commands.selftest", "prove on this machine that the gate can fail"),
     "dashboard": ("alphamoe_profiler.commands.dashboard", "write one HTML page of a run's M buckets, or of two runs"),
+    "capture": ("alphamoe_profiler.commands.capture", "capture real inputs of a kernel in another program's process"),
+    "replay": ("alphamoe_profiler.commands.replay", "launch one capture again: check its output and time it"),
+    "sanitize": ("alphamoe_profiler.commands.sanitize", "replay captures under compute-sanitizer and judge them"),
     "doctor": ("alphamoe_profiler.commands.doctor", "say what this machine can do and what is missing"),
 }
 

@@ -3,6 +3,8 @@
 // A tool whose clean results are to be believed must find the fault in planted_X and nothing in sound_X. Every kernel
 // does the same honest work around the one thing that is wrong, guarded by `if constexpr (FAULT)`.
 // NOTES: results go to `out`, so that nothing is optimised away. 256 threads a block, as the target kernel.
+// A name is a device function here and two kernels, planted_X and sound_X: the tool may print any of the three.
+// Grids, clusters and dynamic shared memory of the launches are in controls.py.
 
 typedef unsigned char u8;
 typedef unsigned int u32;
@@ -20,7 +22,7 @@ template <bool FAULT> __device__ __forceinline__ void block_barrier(float *out) 
     out[threadIdx.x] = cell[(threadIdx.x + 32) % THREADS];
 }
 
-// Block barrier reached by only half of the threads that go on to wait at the next one.
+// Block barrier reached by only half of the threads of each warp.
 template <bool FAULT> __device__ __forceinline__ void divergent_barrier(float *out) {
     if (!FAULT || threadIdx.x % 32 < 16) __syncthreads();
     out[threadIdx.x] = 1.0f;
@@ -79,13 +81,25 @@ template <bool FAULT> __device__ __forceinline__ void ldmatrix(float *out) {
     out[threadIdx.x] = static_cast<float>(r[0] + r[1] + r[2] + r[3]);
 }
 
-// stmatrix read back by other lanes of the warp before __syncwarp.
+#if __CUDA_ARCH__ >= 900
+
+__device__ __forceinline__ void store_matrix(u32 at) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(threadIdx.x)
+                 : "memory");
+}
+
+// stmatrix whose rows another warp reads without the block barrier.
 template <bool FAULT> __device__ __forceinline__ void stmatrix(float *out) {
     __shared__ __align__(16) u32 cell[THREADS * 4];
-    const u32 at = smem_address(cell + threadIdx.x * 4);
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(threadIdx.x),
-                 "r"(threadIdx.x), "r"(threadIdx.x), "r"(threadIdx.x)
-                 : "memory");
+    store_matrix(smem_address(cell + threadIdx.x * 4));
+    if constexpr (!FAULT) __syncthreads();
+    out[threadIdx.x] = static_cast<float>(cell[((threadIdx.x + 32) % THREADS) * 4]);
+}
+
+// stmatrix whose rows other lanes of the same warp read before __syncwarp.
+template <bool FAULT> __device__ __forceinline__ void stmatrix_warp(float *out) {
+    __shared__ __align__(16) u32 cell[THREADS * 4];
+    store_matrix(smem_address(cell + threadIdx.x * 4));
     if constexpr (!FAULT) __syncwarp();
     const int neighbour = (threadIdx.x & ~31) | ((threadIdx.x + 1) & 31);
     out[threadIdx.x] = static_cast<float>(cell[neighbour * 4]);
@@ -164,7 +178,27 @@ template <bool FAULT> __device__ __forceinline__ void cluster_memory(float *out)
     cluster_wait();
 }
 
-// Cluster barrier: a CTA leaves its wait out, so its shared memory may be gone when the peer writes.
+// Cluster barrier: the arrival is there, but what the peer pushed is read before the wait.
+template <bool FAULT> __device__ __forceinline__ void cluster_split(float *out) {
+    __shared__ float cell[THREADS];
+    u32 rank, there;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    cell[threadIdx.x] = -1.0f;
+    __syncthreads();
+    cluster_arrive();
+    cluster_wait();
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                 : "=r"(there)
+                 : "r"(smem_address(cell + threadIdx.x)), "r"(rank ^ 1));
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(1.0f) : "memory");
+    cluster_arrive();
+    if constexpr (!FAULT) cluster_wait();
+    out[blockIdx.x * THREADS + threadIdx.x] = cell[threadIdx.x];
+    if constexpr (FAULT) cluster_wait();
+}
+
+// Exit in a cluster: a CTA leaves while its peer still writes into its shared memory.
+// NOTES: the hardware raises an exception and the context is lost.
 template <bool FAULT> __device__ __forceinline__ void cluster_exit(float *out) {
     __shared__ float cell[THREADS];
     u32 rank, there;
@@ -176,7 +210,7 @@ template <bool FAULT> __device__ __forceinline__ void cluster_exit(float *out) {
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
                  : "=r"(there)
                  : "r"(smem_address(cell + threadIdx.x)), "r"(rank ^ 1));
-    if (FAULT)
+    if constexpr (FAULT)
         for (int i = 0; i < 1000; ++i) __nanosleep(1000);
     asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(1.0f) : "memory");
     cluster_arrive();
@@ -184,24 +218,73 @@ template <bool FAULT> __device__ __forceinline__ void cluster_exit(float *out) {
     out[blockIdx.x * THREADS + threadIdx.x] = cell[threadIdx.x];
 }
 
-// wgmma reads, through the async proxy, a tile that other warps are still writing.
-template <bool FAULT> __device__ __forceinline__ void warpgroup_product(float *out) {
-    __shared__ __align__(1024) u32 tile[8 * 32];
-    tile[threadIdx.x] = 0;
-    if constexpr (!FAULT) {
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-        __syncthreads();
-    }
+#endif // __CUDA_ARCH__ >= 900
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+__device__ __forceinline__ void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+__device__ __forceinline__ void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+
+// One product of a tile of 8 rows of 128 bytes (swizzled), of which row r is written by warp r. It stays in flight.
+__device__ __forceinline__ void wgmma_start(float (&d)[4], const u32 *tile) {
     const u64 b = static_cast<u64>((smem_address(tile) & 0x3FFFF) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62);
-    float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    const u32 a = threadIdx.x;
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
     asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0, %1, %2, %3}, {%4, %4, %4, %4}, %5, 1, 1, 1, 0;"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a), "l"(b));
+                 : "r"(threadIdx.x), "l"(b));
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+
+// wgmma reads a tile that other warps are still writing: the fence is there, the block barrier is not.
+template <bool FAULT> __device__ __forceinline__ void warpgroup_barrier(float *out) {
+    __shared__ __align__(1024) u32 tile[8 * 32];
+    float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    tile[threadIdx.x] = 0;
+    proxy_fence();
+    if constexpr (!FAULT) __syncthreads();
+    wgmma_start(d, tile);
+    wgmma_wait();
     out[threadIdx.x] = d[0] + d[1] + d[2] + d[3];
+}
+
+// wgmma reads through the async proxy what the generic one wrote: the block barrier is there, the fence is not.
+template <bool FAULT> __device__ __forceinline__ void warpgroup_fence(float *out) {
+    __shared__ __align__(1024) u32 tile[8 * 32];
+    float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    tile[threadIdx.x] = 0;
+    if constexpr (!FAULT) proxy_fence();
+    __syncthreads();
+    wgmma_start(d, tile);
+    wgmma_wait();
+    out[threadIdx.x] = d[0] + d[1] + d[2] + d[3];
+}
+
+// A tile is written again while wgmma may still read it: the wait comes after the write.
+template <bool FAULT> __device__ __forceinline__ void warpgroup_wait(float *out) {
+    __shared__ __align__(1024) u32 tile[8 * 32];
+    float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    tile[threadIdx.x] = 0;
+    proxy_fence();
+    __syncthreads();
+    wgmma_start(d, tile);
+    if constexpr (!FAULT) {
+        wgmma_wait();
+        __syncthreads();
+    }
+    reinterpret_cast<volatile u32 *>(tile)[threadIdx.x] = threadIdx.x;
+    if constexpr (FAULT) {
+        wgmma_wait();
+        __syncthreads();
+    }
+    out[threadIdx.x] = d[0] + d[1] + d[2] + d[3];
+}
+
+#endif // __CUDA_ARCH_FEAT_SM90_ALL
+
+// Global race: two blocks write different values to one place, with nothing between them.
+template <bool FAULT> __device__ __forceinline__ void global_race(float *out) {
+    out[(FAULT ? 0 : blockIdx.x * THREADS) + threadIdx.x] = static_cast<float>(blockIdx.x);
 }
 
 // Global write one element past the end of the buffer.
@@ -220,16 +303,20 @@ template <bool FAULT> __device__ __forceinline__ void global_copy(float *out, co
     out[threadIdx.x] = cell[threadIdx.x * 4];
 }
 
+#if __CUDA_ARCH__ >= 900
 // Vector reduction past the end of the buffer: how the target kernel adds to its output.
 template <bool FAULT> __device__ __forceinline__ void global_reduction(float *out, int size) {
     const int at = (threadIdx.x % 32) * 4 + (FAULT ? size - 32 * 4 + 4 : 0);
     asm volatile("red.global.add.noftz.v4.bf16x2 [%0], {%1, %1, %1, %1};" ::"l"(out + at), "r"(0x3F803F80u) : "memory");
 }
+#endif
 
-// Shared write past the dynamic shared memory of the launch.
+// Shared write one element past the dynamic shared memory of the launch.
+// NOTES: a tool that does not stop it lets the hardware lose the context.
 template <bool FAULT> __device__ __forceinline__ void shared_write(float *out) {
     extern __shared__ float dynamic[];
-    dynamic[threadIdx.x + (FAULT ? 1 : 0)] = 1.0f;
+    dynamic[threadIdx.x] = 1.0f;
+    if (FAULT && threadIdx.x == 0) dynamic[THREADS] = 1.0f;
     __syncthreads();
     out[threadIdx.x] = dynamic[threadIdx.x];
 }
@@ -250,6 +337,7 @@ template <bool FAULT> __device__ __forceinline__ void copied_read(float *out, co
     out[threadIdx.x] = cell[threadIdx.x * 4] + 1.0f;
 }
 
+#if __CUDA_ARCH__ >= 900
 // The same by a reduction, which reads before it writes.
 template <bool FAULT> __device__ __forceinline__ void reduced_read(float *out, float *unwritten) {
     float *const to = FAULT ? unwritten : out;
@@ -257,6 +345,7 @@ template <bool FAULT> __device__ __forceinline__ void reduced_read(float *out, f
                  "r"(0x3F803F80u)
                  : "memory");
 }
+#endif
 
 // Shared memory that nothing wrote.
 template <bool FAULT> __device__ __forceinline__ void shared_read(float *out) {
@@ -283,17 +372,42 @@ PAIR(warp_mask, warp_mask<FAULT>(out))
 PAIR(cp_async, cp_async<FAULT>(out, in))
 PAIR(cp_async_barrier, cp_async_barrier<FAULT>(out, in))
 PAIR(ldmatrix, ldmatrix<FAULT>(out))
-PAIR(stmatrix, stmatrix<FAULT>(out))
-PAIR(bulk_copy, bulk_copy<FAULT>(out, in))
-PAIR(mbarrier_use, mbarrier_use<FAULT>(out))
-PAIR(cluster_memory, cluster_memory<FAULT>(out))
-PAIR(cluster_exit, cluster_exit<FAULT>(out))
-PAIR(warpgroup_product, warpgroup_product<FAULT>(out))
+PAIR(global_race, global_race<FAULT>(out))
 PAIR(global_write, global_write<FAULT>(out, size))
 PAIR(global_copy, global_copy<FAULT>(out, in, size))
-PAIR(global_reduction, global_reduction<FAULT>(out, size))
 PAIR(shared_write, shared_write<FAULT>(out))
 PAIR(plain_read, plain_read<FAULT>(out, in, unwritten))
 PAIR(copied_read, copied_read<FAULT>(out, in, unwritten))
-PAIR(reduced_read, reduced_read<FAULT>(out, unwritten))
 PAIR(shared_read, shared_read<FAULT>(out))
+#if __CUDA_ARCH__ >= 900
+PAIR(stmatrix, stmatrix<FAULT>(out))
+PAIR(stmatrix_warp, stmatrix_warp<FAULT>(out))
+PAIR(bulk_copy, bulk_copy<FAULT>(out, in))
+PAIR(mbarrier_use, mbarrier_use<FAULT>(out))
+PAIR(cluster_memory, cluster_memory<FAULT>(out))
+PAIR(cluster_split, cluster_split<FAULT>(out))
+PAIR(cluster_exit, cluster_exit<FAULT>(out))
+PAIR(global_reduction, global_reduction<FAULT>(out, size))
+PAIR(reduced_read, reduced_read<FAULT>(out, unwritten))
+#endif
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+PAIR(warpgroup_barrier, warpgroup_barrier<FAULT>(out))
+PAIR(warpgroup_fence, warpgroup_fence<FAULT>(out))
+PAIR(warpgroup_wait, warpgroup_wait<FAULT>(out))
+#endif
+
+// The canary: a basic fault under the symbol of the kernel that a replay watches, so that it must come through the
+// very filter that the replay's tool was given. CANARY says which tool's, in the order of controls.CANARIES.
+#ifdef CANARY_SYMBOL
+extern "C" __global__ void __launch_bounds__(THREADS) CANARY_SYMBOL(PARAMETERS) {
+#if CANARY == 0
+    divergent_barrier<true>(out);
+#elif CANARY == 1
+    block_barrier<true>(out);
+#elif CANARY == 2
+    global_write<true>(out, size);
+#else
+    plain_read<true>(out, in, unwritten);
+#endif
+}
+#endif
