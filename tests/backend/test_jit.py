@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from alphamoe_backend.environ import CACHE_DIR
 from alphamoe_backend.kernels import jit, launch
-from alphamoe_tracers.errors import AlphaMoEError
+from alphamoe_tracers.errors import AlphaMoEError, UsageError
 
 pytest.importorskip("cuda.bindings", reason="NVRTC is for Linux only")
 DEFINES = launch.variant("t8_c8").defines()
@@ -115,3 +116,57 @@ def test_a_header_counts_as_source_and_keeps_its_line_numbers() -> None:
     broken = shape.replace("constexpr int THREADS = 256;", "constexpr int THREADS = nonsense;")
     with pytest.raises(AlphaMoEError, match=r"w8a8_shape\.cuh\(\d+\): error: identifier \"nonsense\""):
         jit._compile("broken", broken.encode(), "sm_90a", DEFINES)
+
+
+def _sections(code: bytes) -> dict[str, bytes]:
+    from elftools.elf.elffile import ELFFile
+
+    return {section.name: section.data() for section in ELFFile(io.BytesIO(code)).iter_sections()}
+
+
+def test_line_information_leaves_the_machine_code_as_it_is(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With and without it the code of each variant is the same bytes; only with it there is a table of lines."""
+    for variant in launch.variants():
+        with_lines = _sections(jit.compile_cubin(launch.SOURCE_NAME, "sm_90a", variant.defines()).code)
+        with monkeypatch.context() as patched:
+            patched.setitem(jit._OPTIONS, "lineinfo", False)
+            without = _sections(jit.compile_cubin(launch.SOURCE_NAME, "sm_90a", variant.defines()).code)
+        text = f".text.{launch.SYMBOL}"
+        assert with_lines[text] == without[text]
+        assert ".debug_line" in with_lines
+        assert ".debug_line" not in without
+
+
+def test_a_replaced_source_brings_its_own_headers_and_takes_the_rest_from_the_package(tmp_path: Path) -> None:
+    """A header beside the file wins over the package's; the hash tells the two sources apart; undoing it undoes it."""
+    before = jit.source_text(launch.SOURCE_NAME)
+    copy = tmp_path / "mine.cu"
+    package = Path(jit.__file__).parent
+    copy.write_text((package / f"{launch.SOURCE_NAME}.cu").read_text())
+    (tmp_path / "ptx.cuh").write_text((package / "ptx.cuh").read_text() + "// mine\n")
+    jit.replace_source(launch.SOURCE_NAME, copy)
+    try:
+        text = jit.source_text(launch.SOURCE_NAME).decode()
+        assert text.count("// mine") == 1
+        assert '#line 1 "mine.cu"' in text
+        assert "constexpr int THREADS" in text
+    finally:
+        jit.replace_source(launch.SOURCE_NAME, None)
+    assert jit.source_text(launch.SOURCE_NAME) == before
+
+
+def test_a_replacement_needs_a_known_source_and_a_file(tmp_path: Path) -> None:
+    """An unknown name and a missing file are each refused at once."""
+    with pytest.raises(AlphaMoEError, match="no CUDA source named 'nothing'"):
+        jit.replace_source("nothing", tmp_path / "mine.cu")
+    with pytest.raises(UsageError, match="no such source file"):
+        jit.replace_source(launch.SOURCE_NAME, tmp_path / "mine.cu")
+
+
+def test_any_text_compiles_and_is_kept_under_its_own_name(cache: Path) -> None:
+    """A source from elsewhere is cached like the package's, by its text."""
+    source = b'extern "C" __global__ void k(int *p) { *p = VALUE; }'
+    first, again = (jit.compile_source("mine", source, "sm_90a", {"VALUE": 3}) for _ in range(2))
+    other = jit.compile_source("mine", source + b"\n// other", "sm_90a", {"VALUE": 3})
+    assert (first.from_cache, again.from_cache, other.from_cache) == (False, True, False)
+    assert [path.name.startswith("mine-sm_90a-") for path in cache.glob("*.cubin")] == [True, True]

@@ -2,7 +2,8 @@
 
 Compiling needs no GPU. The disk cache (``ALPHAMOE_TRACE_CACHE_DIR``, else ``~/.cache/alphamoe-trace``) is keyed by the
 source, architecture, definitions and NVRTC version; an entry carries the hash of its cubin and is compiled again when
-it does not match. Of several processes that want one entry, one compiles and the others wait for it.
+it does not match. Of several processes that want one entry, one compiles and the others wait for it. Everything is
+compiled with line information, which tools name findings by and which leaves the machine code as it is.
 """
 
 from __future__ import annotations
@@ -23,11 +24,16 @@ from typing import Any
 import msgspec
 
 from alphamoe_backend.environ import CACHE_DIR
-from alphamoe_tracers.errors import AlphaMoEError
+from alphamoe_tracers.errors import AlphaMoEError, UsageError
 
 _FORMAT = "alphamoe-cubin-1"
 # Generic lambdas are host functions to NVRTC without --device-as-default-execution-space.
-_OPTIONS: dict[str, Any] = {"std": "c++17", "device_as_default_execution_space": True, "ptxas_options": ["-v"]}
+_OPTIONS: dict[str, Any] = {
+    "std": "c++17",
+    "device_as_default_execution_space": True,
+    "lineinfo": True,
+    "ptxas_options": ["-v"],
+}
 _USAGE = re.compile(r"Used (\d+) registers")
 _INCLUDE = re.compile(r'#include "([\w.]+)"')
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -70,6 +76,7 @@ class LoadedKernel:
 
 
 _known: dict[str, str] = {}
+_replaced: dict[str, Path] = {}
 _loaded: dict[tuple[str, str, tuple[tuple[str, int], ...], str, int, int], LoadedKernel] = {}
 _lock = threading.Lock()
 
@@ -90,14 +97,42 @@ def source_names() -> tuple[str, ...]:
     )
 
 
-def _expanded(file_name: str, seen: set[str]) -> str:
+def replace_source(source_name: str, path: Path | None) -> None:
+    """Let this process compile a file of the user's instead of a source of this package; null undoes it.
+
+    Headers that the file includes are looked for beside it first, then in this package.
+
+    Raises:
+        UsageError: there is no such file.
+        AlphaMoEError: the package has no such source, or kernels of it are loaded already.
+    """
+    if source_name not in source_names():
+        raise _no_source(source_name)
+    if path is not None and not path.is_file():
+        raise UsageError(f"{path}: there is no such source file", hint=f"name a copy of {source_name}.cu")
+    with _lock:
+        if any(slot[0] == source_name for slot in _loaded):
+            raise AlphaMoEError(f"{source_name}.cu is loaded already and cannot be replaced in this process")
+        if path is None:
+            _replaced.pop(source_name, None)
+        else:
+            _replaced[source_name] = path
+
+
+def _no_source(source_name: str) -> AlphaMoEError:
+    return AlphaMoEError(f"there is no CUDA source named {source_name!r}", hint=", ".join(source_names()))
+
+
+def _expanded(file_name: str, seen: set[str], beside: Path | None) -> str:
     """Read a file with its local includes in place, each once, and its own line numbers kept for the compiler."""
     seen.add(file_name)
+    own = beside is not None and (beside / file_name).is_file()
+    text = (beside / file_name if beside and own else resources.files(__package__) / file_name).read_text()
     lines = [f'#line 1 "{file_name}"']
-    for number, line in enumerate((resources.files(__package__) / file_name).read_text().splitlines(), 1):
+    for number, line in enumerate(text.splitlines(), 1):
         included = _INCLUDE.match(line)
         if included and included[1] not in seen:
-            lines += [_expanded(included[1], seen), f'#line {number + 1} "{file_name}"']
+            lines += [_expanded(included[1], seen, beside), f'#line {number + 1} "{file_name}"']
         elif included or line.startswith("#pragma once"):
             lines.append("")
         else:
@@ -109,32 +144,43 @@ def source_text(source_name: str, suffix: str = ".cu") -> bytes:
     """Read one source with its local headers in place: the whole text that decides what is compiled.
 
     Raises:
-        AlphaMoEError: the package has no such source.
+        AlphaMoEError: the package has no such source, or a header of a replaced one is missing.
     """
+    replaced = _replaced.get(source_name) if suffix == ".cu" else None
     try:
-        return (_expanded(source_name + suffix, set()) + "\n").encode()
-    except FileNotFoundError:
-        raise AlphaMoEError(f"there is no CUDA source named {source_name!r}", hint=", ".join(source_names())) from None
+        if replaced is not None:
+            return (_expanded(replaced.name, set(), replaced.parent) + "\n").encode()
+        return (_expanded(source_name + suffix, set(), None) + "\n").encode()
+    except FileNotFoundError as error:
+        if replaced is not None:
+            raise AlphaMoEError(f"{replaced} or a header of it cannot be read: {error}") from None
+        raise _no_source(source_name) from None
 
 
 def nvrtc_version() -> str:
     """Give the version of the NVRTC library, such as ``13.0``."""
-    _cuda_core()
-    from cuda.bindings import nvrtc
-
+    # Not through cuda.core, whose import takes longer than all that a process with a filled cache needs.
+    try:
+        from cuda.bindings import nvrtc
+    except ImportError:
+        raise _no_compiler() from None
     error, major, minor = nvrtc.nvrtcVersion()
     if error != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise AlphaMoEError(f"NVRTC does not tell its version ({error.name})")
     return f"{major}.{minor}"
 
 
+def _no_compiler() -> AlphaMoEError:
+    return AlphaMoEError(
+        "compiling the fused kernel needs NVRTC", hint="pip install cuda-core nvidia-cuda-nvrtc (Linux)"
+    )
+
+
 def _cuda_core() -> Any:
     try:
         import cuda.core
     except ImportError:
-        raise AlphaMoEError(
-            "compiling the fused kernel needs NVRTC", hint="pip install cuda-core nvidia-cuda-nvrtc (Linux)"
-        ) from None
+        raise _no_compiler() from None
     return cuda.core
 
 
@@ -193,25 +239,37 @@ def _one_compiler(path: Path) -> Iterator[None]:
 
 
 def compile_cubin(source_name: str, arch: str, defines: Mapping[str, int]) -> Cubin:
-    """Compile one variant of a source, or take it from the disk cache. A cache that cannot be written is not used.
+    """Compile one variant of a source of this package; see :func:`compile_source`.
 
     Args:
         source_name: file name in this package, without ``.cu``.
+
+    Raises:
+        AlphaMoEError: no such source, or what :func:`compile_source` raises.
+    """
+    return compile_source(source_name, source_text(source_name), arch, defines)
+
+
+def compile_source(name: str, source: bytes, arch: str, defines: Mapping[str, int]) -> Cubin:
+    """Compile a CUDA source, or take it from the disk cache. A cache that cannot be written is not used.
+
+    Args:
+        name: for the cache's file and the compiler's messages, without ``.cu``.
+        source: the whole text, local headers in place.
         arch: such as ``sm_90a``.
         defines: macro definitions.
 
     Raises:
-        AlphaMoEError: no NVRTC, no such source, or the source does not compile (with the compiler's log).
+        AlphaMoEError: no NVRTC, or the source does not compile (with the compiler's log).
     """
-    source = source_text(source_name)
     source_sha256 = hashlib.sha256(source).hexdigest()
     defines = dict(sorted(defines.items()))
     described = msgspec.json.encode((source_sha256, arch, defines, nvrtc_version(), _OPTIONS))
     key = hashlib.sha256(described).hexdigest()
-    path = cache_directory() / f"{source_name}-{arch}-{key[:24]}.cubin"
+    path = cache_directory() / f"{name}-{arch}-{key[:24]}.cubin"
 
     def compiled() -> tuple[_Header, bytes]:
-        code, log = _compile(source_name, source, arch, defines)
+        code, log = _compile(name, source, arch, defines)
         usage, spills = _USAGE.search(log), _SPILLS.search(log)
         header = _Header(
             format=_FORMAT,

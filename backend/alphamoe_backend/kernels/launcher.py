@@ -86,11 +86,11 @@ class FusedLauncher:
         self._pointers = (ctypes.c_void_p * len(offsets))(*(start + offset for offset in offsets))
         self._pointers_address = ctypes.addressof(self._pointers)
 
-    def prepare(self) -> None:
-        """Load every variant. Loading is not allowed while a graph is being captured, launching is."""
+    def prepare(self, only: Variant | None = None) -> None:
+        """Load every variant, or one. Loading is not allowed while a graph is being captured, launching is."""
         with self._lock:
             self._enter_device()
-            self._load()
+            self._load(variants() if only is None else (only,))
 
     def _enter_device(self) -> None:
         """Make the device's primary context current, which a thread that never called CUDA does not have."""
@@ -99,9 +99,8 @@ class FusedLauncher:
         torch.cuda.set_device(self._device_index)
         self._thread.entered = True
 
-    def _load(self) -> None:
-        # All at once, so that a graph captured later for another M finds its variant.
-        for variant in variants():
+    def _load(self, wanted: tuple[Variant, ...]) -> None:
+        for variant in wanted:
             most = variant.dynamic_smem_bytes(MAX_H)
             loaded = jit.load(SOURCE_NAME, ARCH, variant.defines(), SYMBOL, most, self._device_index)
             self._functions[variant.name] = loaded.function
@@ -113,7 +112,8 @@ class FusedLauncher:
                     "the fused kernel was first asked for inside a graph capture, where nothing can be loaded",
                     hint="call alphamoe_w8a8.prepare(device) before capturing",
                 )
-            self._load()
+            # All at once, so that a graph captured later for another M finds its variant.
+            self._load(variants())
         return self._functions[variant.name]
 
     def _make_ready(self, geometry: LocalGeometry, M: int, plan_blocks: int, variant: Variant | None) -> _Ready:
