@@ -158,6 +158,10 @@ class ToolRun(msgspec.Struct, frozen=True, kw_only=True):
     """Null for ``none`` and where nothing could be started."""
     xml_records: int | None = None
     """Records in the XML file; must agree with what the log shows."""
+    xml_findings: tuple[Finding, ...] = ()
+    """What the XML file holds, kept only where the number of its records is not that of the log."""
+    symbols: tuple[str, ...] = ()
+    """The filter: the tool watched only kernels whose names hold one of these. Empty: it watched every kernel."""
     result: ReplayResult | None = None
     problems: tuple[str, ...] = ()
     """Why this run can prove nothing, one sentence each: unknown option, tool missing, log unreadable."""
