@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from alphamoe_backend.handover import DispatchHandover, HandoverSink, OpenForward
 from alphamoe_tracers.errors import AlphaMoEError
 from alphamoe_tracers.records import Execution, ForwardMode, Purpose, Receipt, ReceiptAttribution, Submission
 
@@ -32,9 +33,16 @@ class DispatchRecorder:
         run_id: the run that the receipts belong to.
         rank: tensor-parallel rank, never derived from a device index.
         sink: called with each receipt in order; None keeps count and writes nothing.
+        handover: is offered each dispatch of an eager forward; None wants none.
     """
 
-    def __init__(self, run_id: str, rank: int, sink: Callable[[Receipt], None] | None = None) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        rank: int,
+        sink: Callable[[Receipt], None] | None = None,
+        handover: HandoverSink | None = None,
+    ) -> None:
         self.run_id = run_id
         self.rank = rank
         self.receipts = 0
@@ -42,10 +50,29 @@ class DispatchRecorder:
         self.unscoped = 0
         """Submissions made outside any forward and any capture; they are evidence of nothing."""
         self._sink = sink
+        self._handover = handover
         self._open: list[Submission] | None = None
         self._scope: str | None = None
         self._capturing = False
+        self._forward: OpenForward | None = None
         self._registered: dict[str, tuple[Submission, ...]] = {}
+
+    @property
+    def open_forward(self) -> OpenForward | None:
+        """The eager forward that is open; None in a replay, while a graph is captured, and outside any forward."""
+        return self._forward
+
+    def wanted(self, layer: int, M: int) -> OpenForward | None:
+        """Give the open forward if it is eager and somebody wants the layer's dispatch of M rows in it, else None."""
+        forward = self._forward
+        if self._handover is None or forward is None or not self._handover.wants(layer, M, forward):
+            return None
+        return forward
+
+    def hand_over(self, handover: DispatchHandover) -> None:
+        """Pass on a dispatch that :meth:`wanted` named the forward of."""
+        if self._handover is not None:
+            self._handover.take(handover)
 
     def registered(self, key: str) -> tuple[Submission, ...] | None:
         """Give the submissions registered under a graph key, or None."""
@@ -106,7 +133,7 @@ class DispatchRecorder:
         try:
             yield
         finally:
-            self._scope, self._open, self._capturing = None, None, False
+            self._scope, self._open, self._capturing, self._forward = None, None, False, None
 
     @contextmanager
     def capture(self, graph_key: str) -> Iterator[None]:
@@ -151,6 +178,16 @@ class DispatchRecorder:
             )
         submissions: list[Submission] = []
         with self._enter(f"the forward of step {step}", None if replay else submissions, capturing=False):
+            if not replay:
+                self._forward = OpenForward(
+                    step=step,
+                    purpose=purpose,
+                    request_ids=tuple(request_ids),
+                    execution=execution,
+                    forward_mode=forward_mode,
+                    real_tokens=real_tokens,
+                    batch_size=batch_size,
+                )
             yield
         attribution: ReceiptAttribution = "capture_registration" if replay else "direct_submissions"
         receipt = Receipt(

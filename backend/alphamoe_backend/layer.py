@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from alphamoe_backend.dispatch import DispatchRecorder
 from alphamoe_backend.experts.registry import Experts
+from alphamoe_backend.handover import DispatchHandover
 from alphamoe_backend.quantization.fp8 import per_token_group_quant_fp8
 from alphamoe_backend.routing import topk_softmax
 from alphamoe_backend.workspaces import Workspaces
@@ -24,7 +25,7 @@ class AlphaMoELayer:
         index: the decoder layer's number, which submissions carry.
         router_weight: float [E, H], the same on every rank.
         experts: the experts object. What it really is decides what is submitted, whatever backend was asked for.
-        recorder: takes the submissions; None in a process without receipts.
+        recorder: takes the submissions, and the dispatches that somebody wants; None in a process without receipts.
         ranges: takes the NVTX ranges ``router``, ``quant`` and ``experts``; None pushes none.
         workspaces: owner of the buffers; None makes fresh ones in each forward.
 
@@ -85,6 +86,22 @@ class AlphaMoELayer:
             partial = self.experts.run(q, q_scale, plan, topk_weights, hidden.dtype, self.workspaces)
         if self.recorder is not None:
             self._submit(self.recorder, hidden)
+            forward = self.recorder.wanted(self.index, hidden.shape[0])
+            if forward is not None:
+                self.recorder.hand_over(
+                    DispatchHandover(
+                        layer=self.index,
+                        M=hidden.shape[0],
+                        experts=self.experts,
+                        q=q,
+                        q_scale=q_scale,
+                        plan=plan,
+                        topk_weights=topk_weights,
+                        topk_ids=topk_ids,
+                        output=partial,
+                        forward=forward,
+                    )
+                )
         return partial
 
     __call__ = forward

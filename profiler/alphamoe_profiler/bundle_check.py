@@ -122,6 +122,11 @@ def _unlisted(root: Path, rank: int, recorded: dict[str, str]) -> Iterator[str]:
     for name in TABLES:
         directory = root / name / f"rank={rank}"
         found += [f"{name}/rank={rank}/{path.name}" for path in sorted(directory.glob("part-*.parquet"))]
+    captures = root / "captures" / f"rank={rank}"
+    for path in sorted(captures.rglob("*")) if captures.is_dir() else []:
+        parts = path.relative_to(root).parts
+        if not any(part.endswith(".tmp") for part in parts):
+            found.append("/".join(parts))
     for relative in found:
         if relative not in recorded and (root / relative).is_file():
             yield f"{relative} is not among the files that ranks/{rank}.json lists"
@@ -163,6 +168,13 @@ class _Version(msgspec.Struct):
     schema_version: int = 1
 
 
+class _CaptureIdentity(msgspec.Struct):
+    """What a capture says of where it comes from; the rest is for the sanitizer's own reader."""
+
+    rank: int
+    run_id: str | None
+
+
 def _identities(bundle: RunBundle) -> Iterator[str]:
     """Yield files whose content belongs to another rank, another run, another world size or a newer format."""
     run = bundle.run
@@ -190,12 +202,28 @@ def _identities(bundle: RunBundle) -> Iterator[str]:
             yield f"receipts/rank={rank}.jsonl: the file says rank {rank}, its content says rank {other_ranks[0]}"
         if other_runs:
             yield f"receipts/rank={rank}.jsonl: of run {other_runs[0]}, not of this run {run.run_id} (a stale file?)"
+        yield from _captures(bundle, rank)
     try:
         outcome = bundle.outcome()
     except EvidenceError:  # told by check()
         outcome = None
     if outcome is not None and outcome.run_id != run.run_id:
         yield f"outcome.json: of run {outcome.run_id}, not of this run {run.run_id} (a stale file?)"
+
+
+def _captures(bundle: RunBundle, rank: int) -> Iterator[str]:
+    """Yield captures of another rank or run; one that cannot be read is told by the hashes, and by its reader."""
+    root = bundle.path / "captures" / f"rank={rank}"
+    for path in sorted(root.glob("*/capture.json")) if root.is_dir() else []:
+        shown = path.relative_to(bundle.path).as_posix()
+        try:
+            found = read_json(inside(bundle.path, shown), _CaptureIdentity)
+        except AlphaMoEError:
+            continue
+        if found.rank != rank:
+            yield f"{shown}: the folder says rank {rank}, its content says rank {found.rank}"
+        if found.run_id != bundle.run.run_id:
+            yield f"{shown}: of run {found.run_id}, not of this run {bundle.run.run_id} (a stale file?)"
 
 
 def _newer(bundle: RunBundle, relative: str) -> int | None:

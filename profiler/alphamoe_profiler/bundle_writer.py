@@ -219,7 +219,8 @@ class BundleWriter:
         roots = [self.table_dir(name, rank) for name in (*TABLES, "captures")]
         files = [path for root in roots if root.is_dir() for path in root.rglob("*") if path.is_file()]
         files += [self.path / f"{name}/rank={rank}.jsonl" for name in ("modules", "receipts", "steps", "dispatch_log")]
-        kept = [path for path in files if path.is_file() and not path.name.endswith(".tmp")]
+        own = [(path, path.relative_to(self.path).parts) for path in files if path.is_file()]
+        kept = [path for path, parts in own if not any(part.endswith(".tmp") for part in parts)]
         return {path.relative_to(self.path).as_posix(): sha256_of(path) for path in sorted(kept)}
 
     def _document(self, relative: str, record: RunInfo | RankFile | RunOutcome) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
-import re
 import resource
 import signal
 import socket
@@ -20,7 +19,18 @@ from typing import TYPE_CHECKING, Literal
 from alphamoe_profiler.bundle_writer import BundleWriter
 from alphamoe_profiler.faults import Fault, parse_fault
 from alphamoe_profiler.memory import snapshot
-from alphamoe_profiler.rank_messages import EXIT_FAILED, EXIT_STOPPED, RankMessage, RankTask, ServedRequest, send
+from alphamoe_profiler.rank_messages import (
+    EXIT_FAILED,
+    EXIT_STOPPED,
+    CaptureFactory,
+    RankCaptures,
+    RankDevice,
+    RankMessage,
+    RankTask,
+    ServedRequest,
+    one_line,
+    send,
+)
 from alphamoe_profiler.run_records import MemorySnapshot, RankFile
 from alphamoe_profiler.watchdog import Watchdog, die_with_launcher
 from alphamoe_tracers.errors import AlphaMoEError
@@ -39,17 +49,18 @@ class StopRequestedError(AlphaMoEError):
     """The launcher asked this rank to end at the next step."""
 
 
-def run_rank(task: RankTask, connection: Connection) -> None:
+def run_rank(task: RankTask, connection: Connection, captures: CaptureFactory | None = None) -> None:
     """Serve the requests on one rank and leave its files in the bundle. Never returns: the process ends here.
 
     Interpreter and CUDA teardown are skipped on purpose: after ``ranks/N.json`` nothing may make the rank fail.
+    ``captures`` makes what stores the inputs of chosen dispatches; None stores none.
     """
     die_with_launcher(task.launcher_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     watchdog = Watchdog(connection, task.launcher_pid)
     watchdog.start()
     log = _redirect_output(task)
-    rank = RankRun(task, connection, watchdog)
+    rank = RankRun(task, connection, watchdog, captures)
     code = rank.run()
     watchdog.ending.set()
     connection.close()
@@ -78,12 +89,16 @@ def _redirect_output(task: RankTask) -> Path | None:
 class RankRun:
     """The run of one rank. It is also the engine's observer: phases, step boundaries and graph sentinels pass here."""
 
-    def __init__(self, task: RankTask, connection: Connection, watchdog: Watchdog) -> None:
+    def __init__(
+        self, task: RankTask, connection: Connection, watchdog: Watchdog, captures: CaptureFactory | None
+    ) -> None:
         self._task = task
         self._connection = connection
         self._watchdog = watchdog
         self._fault: Fault | None = parse_fault(task.inject_fault, task.world_size) if task.inject_fault else None
         self._writer = BundleWriter.join(task.out)
+        self._capture_factory = captures
+        self._captures: RankCaptures | None = None
         self._collector: Collector | None = None
         self._receipts: ReceiptWriter | None = None
         self._receipt_count = 0
@@ -184,8 +199,10 @@ class RankRun:
                 )
                 for item in completions
             )
-            notes = tuple(engine.notes)
-            send(self._connection, RankMessage("served", 0, time.monotonic_ns(), served=served, notes=notes))
+            self._tell_served(tuple(engine.notes), served)
+        if self._captures is not None:
+            self._wall_s["dispatch_captures"] = self._captures.wall_s
+            self._tell_served(self._captures.notes())
 
     def _start_collector(self) -> None:
         if self._task.collector_off is not None:
@@ -241,7 +258,10 @@ class RankRun:
             nvtx=task.nvtx,
             inject_fault=self._fault.spec if self._fault is not None and self._fault.kind == "fallback" else None,
         )
-        recorder = DispatchRecorder(task.run_id, task.rank, self._take_receipt)
+        if self._capture_factory is not None:
+            opened = RankDevice(self._gpu_name, self._compute_capability, self._sm_count)
+            self._captures = self._capture_factory(task, opened)
+        recorder = DispatchRecorder(task.run_id, task.rank, self._take_receipt, self._captures)
         return Engine(config, recorder, self, group)
 
     def _take_receipt(self, receipt: Receipt) -> None:
@@ -322,6 +342,9 @@ class RankRun:
     ) -> None:
         send(self._connection, RankMessage(kind, self._task.rank, time.monotonic_ns(), phase=phase, error=error))
 
+    def _tell_served(self, notes: tuple[str, ...], served: tuple[ServedRequest, ...] = ()) -> None:
+        send(self._connection, RankMessage("served", self._task.rank, time.monotonic_ns(), served=served, notes=notes))
+
     def _try_to_tell_failure(self, error: str) -> None:
         with contextlib.suppress(OSError):  # the launcher is gone: the watchdog ends this process
             self._tell("failed", error=error)
@@ -362,18 +385,3 @@ def collector_off(reason: str) -> CollectorSummary:
         skipped_api_ids=(),
         range_problems=(),
     )
-
-
-def one_line(error: BaseException) -> str:
-    """Return an exception as one line: its message, with its type where the message alone says too little."""
-    text = " ".join(str(error).split())
-    gloo = re.search(r"/gloo/\S+\] ([^.]+(?:\.\d[^.]*)*)", text)
-    if gloo is not None:
-        # gloo's own text is a source path, addresses, advice and a joke.
-        reason = re.sub(r" \[[\d.]+\](?::\d+)?", "", gloo[1])
-        return f"the connection to another rank was lost (gloo: {reason})"
-    if len(text) > 300:
-        text = text[:300] + "..."
-    if isinstance(error, AlphaMoEError):
-        return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

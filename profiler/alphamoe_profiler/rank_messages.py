@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
+from alphamoe_backend.handover import HandoverSink
+from alphamoe_tracers.errors import AlphaMoEError
 from alphamoe_tracers.records import Execution
 
 STOP = b"stop"
@@ -66,6 +69,32 @@ class RankTask:
     timeout_s: float
 
 
+@dataclass(frozen=True)
+class RankDevice:
+    """What torch says of the GPU that a rank opened; all null on a CPU."""
+
+    gpu_name: str | None
+    compute_capability: str | None
+    sm_count: int | None
+
+
+class RankCaptures(HandoverSink, Protocol):
+    """Stores dispatches of one rank."""
+
+    wall_s: float
+    """Seconds that it took so far; the forwards were longer by them."""
+
+    def notes(self) -> tuple[str, ...]:
+        """List what could not be captured, one sentence each; asked once, when the rank has served everything."""
+
+
+class CaptureFactory(Protocol):
+    """Makes what stores dispatches of one rank, in that rank's process."""
+
+    def __call__(self, task: RankTask, device: RankDevice) -> RankCaptures:
+        """Make it; the device was opened."""
+
+
 class ServedRequest(msgspec.Struct, frozen=True):
     """One completion, as rank 0 hands it to the launcher, which holds the tokenizer."""
 
@@ -80,6 +109,7 @@ class RankMessage(msgspec.Struct, frozen=True):
     """One message of a rank."""
 
     kind: Literal["phase", "served", "failed", "done"]
+    """``served``: rank 0 with the completions; any rank with notes."""
     rank: int
     at_ns: int
     """``time.monotonic_ns()``: one clock for all processes of a machine."""
@@ -102,3 +132,18 @@ def send(connection: Connection, message: RankMessage) -> None:
 def receive(connection: Connection) -> RankMessage:
     """Receive one message; raises EOFError when the rank is gone."""
     return _decoder.decode(connection.recv_bytes())
+
+
+def one_line(error: BaseException) -> str:
+    """Return an exception as one line: its message, with its type where the message alone says too little."""
+    text = " ".join(str(error).split())
+    gloo = re.search(r"/gloo/\S+\] ([^.]+(?:\.\d[^.]*)*)", text)
+    if gloo is not None:
+        # gloo's own text is a source path, addresses, advice and a joke.
+        reason = re.sub(r" \[[\d.]+\](?::\d+)?", "", gloo[1])
+        return f"the connection to another rank was lost (gloo: {reason})"
+    if len(text) > 300:
+        text = text[:300] + "..."
+    if isinstance(error, AlphaMoEError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -56,14 +56,19 @@ class _Tokenised:
 
 
 def run_session(
-    config: TraceConfig, progress: Callable[[RankMessage], None] | None = None, target: Target = run_rank
+    config: TraceConfig,
+    progress: Callable[[RankMessage], None] | None = None,
+    target: Target = run_rank,
+    before: Callable[[RunInfo, Path], None] | None = None,
 ) -> SessionResult:
     """Run one traced session to its end.
 
     Args:
         config: what was asked.
         progress: called with each message of a rank.
-        target: what each rank process runs; tests replace it.
+        target: what each rank process runs: captures need another, and tests replace it.
+        before: called with what run.json will say and the bundle's directory, before anything is written; what it
+            raises ends the session.
 
     Raises:
         UsageError: the request is wrong; nothing was written.
@@ -80,6 +85,8 @@ def run_session(
     requests = _tokenise(config.prompts, tokenizer)
     run = _describe(plan, requests)
     path = config.out if config.out is not None else default_out(RUN_ROOT, run.created, config.prompts[0], run.run_id)
+    if before is not None:
+        before(run, path)
     with tempfile.TemporaryDirectory(prefix="alphamoe-") as meeting:
         writer = _begin_bundle(path, run, config.force)
         tasks = _tasks(plan, run, path, requests, Path(meeting))

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from alphamoe_profiler.commands import check_json_target
 from alphamoe_profiler.faults import PHASES
 from alphamoe_profiler.printable import printable
 from alphamoe_tracers.errors import AlphaMoEError, UsageError
+
+if TYPE_CHECKING:
+    from alphamoe_profiler.run_records import RunInfo
+    from alphamoe_profiler.supervisor import Target
 
 _EXAMPLES = """\
 examples:
@@ -17,6 +23,7 @@ examples:
   alphamoe-trace --ranks 2 --prompt gsm8k:0 --prompt gsm8k:1 --max-new-tokens 8
   alphamoe-trace --prompt "text:Write a haiku about kernels" --out runs/haiku
   alphamoe-trace --ranks 4 --prompt gsm8k:17 --moe-runner-backend triton
+  alphamoe-trace --ranks 4 --prompt gsm8k:17 --capture layer=0,M=1 --capture layer=last,M=prefill
   alphamoe-trace --ranks 4 --prompt gsm8k:17 --inject-fault fallback:rank=2    (a negative control: FAIL, naming rank 2)
 
 exit codes: 0 the recording is complete, whatever it witnessed; 1 it was cut short; 2 usage
@@ -94,6 +101,21 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     record.add_argument("--no-nvtx", action="store_true", help="push no NVTX ranges")
     record.add_argument("--no-receipts", action="store_true", help="write no receipts")
     record.add_argument(
+        "--capture",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE,...",
+        help="store the inputs and output of chosen eager dispatches, for alphamoe-trace sanitize and replay: "
+        "layer=0,M=1[,rank=all|0+last][,every=bucket][,purpose=witness]; layer and M also take all, layer last, "
+        "M decode or prefill; the first match of each rank and layer, or with every=bucket one for each M; may be "
+        "repeated",
+    )
+    record.add_argument(
+        "--capture-weights",
+        action="store_true",
+        help="store expert weights with the captures instead of their hash and seed",
+    )
+    record.add_argument(
         "--json", nargs="?", const="-", metavar="FILE", help="print one JSON document instead, or write it to FILE"
     )
 
@@ -107,6 +129,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.prompts:
         raise UsageError("a run needs a prompt", "for example --prompt gsm8k:17, or --prompt text:Hello")
     check_json_target(args.json)
+    target, before = _captures(args.capture, args.capture_weights)
     config = TraceConfig(
         prompts=tuple(args.prompts),
         ranks=args.ranks,
@@ -130,9 +153,13 @@ def run(args: argparse.Namespace) -> int:
         argv=tuple(args.argv),
     )
     with TerminalProgress(config.ranks) as progress:
-        result = run_session(config, progress)
+        result = run_session(config, progress, target, before)
     for note in result.notes:
-        sys.stderr.write(printable(f"note: {note}") + "\n")
+        _say(note)
+    if args.capture:
+        from alphamoe_sanitizer_replays.recording import summary
+
+        _say(summary(result.path) or "nothing was captured")
     from alphamoe_profiler.commands.show import report
 
     try:
@@ -144,6 +171,25 @@ def run(args: argparse.Namespace) -> int:
     if not result.complete:
         raise AlphaMoEError(f"the run was cut short: {result.error}", f"what was recorded is in {result.path}")
     return 0
+
+
+def _captures(specs: list[str], store_weights: bool) -> tuple[Target, Callable[[RunInfo, Path], None] | None]:
+    """Give what each rank runs and what is checked before; a plain run where nothing is captured."""
+    if not specs:
+        if store_weights:
+            raise UsageError("--capture-weights without --capture", "say what to capture: --capture layer=0,M=1")
+        from alphamoe_profiler.rank_main import run_rank
+
+        return run_rank, None
+    from alphamoe_sanitizer_replays.capture_request import parse_capture
+    from alphamoe_sanitizer_replays.recording import RankWithCaptures, announce
+
+    requests = tuple(dict.fromkeys(parse_capture(spec) for spec in specs))
+    return RankWithCaptures(requests, store_weights), announce(requests, store_weights, _say)
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(printable(f"note: {line}") + "\n")
 
 
 def _integer(text: str) -> int:
