@@ -1,0 +1,1 @@
+"""Reports of a sanitize session: a terminal's, JUnit and markdown. The JSON report is the records themselves."""
