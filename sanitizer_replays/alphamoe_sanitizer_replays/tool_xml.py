@@ -6,7 +6,7 @@ the tool writes none, and entities are how XML grows without bound.
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ET  # noqa: S405 -- the element class alone; expat below refuses document types
+import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 from pathlib import Path
 from xml.parsers import expat
@@ -48,6 +48,7 @@ def parse_xml(path: Path, tool: Tool, target: tuple[str, ...], filtered: bool) -
     """
     reader = _Reader(path, tool, target, filtered)
     left = MAX_XML_BYTES
+    ended = False
     try:
         with path.open("rb") as stream:
             while chunk := stream.read(_CHUNK_BYTES):
@@ -55,12 +56,12 @@ def parse_xml(path: Path, tool: Tool, target: tuple[str, ...], filtered: bool) -
                 if left < 0:
                     raise EvidenceError(f"{path}: larger than {MAX_XML_BYTES >> 20} MiB", "lower the print limit")
                 reader.parser.Parse(chunk, False)
+            ended = True
             reader.parser.Parse(b"", True)
     except OSError as error:
         raise EvidenceError(f"{path}: {error.strerror or error}") from error
     except expat.ExpatError as error:
-        # Only at the end of the file can it be a cut: the tool was killed while it wrote.
-        if reader.root_open and left + reader.parser.ErrorByteIndex >= MAX_XML_BYTES - 4 * MAX_TEXT:
+        if ended and reader.root_open:  # well-formed as far as it goes: the tool was killed while it wrote
             return XmlRecords(reader.found.findings(), reader.records, cut=True)
         raise EvidenceError(f"{path}: byte {reader.parser.ErrorByteIndex}: {error}", "was the tool killed?") from error
     return XmlRecords(reader.found.findings(), reader.records, cut=False)
