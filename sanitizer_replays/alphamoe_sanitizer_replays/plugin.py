@@ -52,6 +52,8 @@ class PreparedReplay:
     renew: Callable[[], None] = _nothing
     """Make what a launch writes into as it was before the first one; called before every launch. Copies from the host
     only."""
+    again: Callable[[], None] | None = None
+    """For timing without a tool: the target kernels alone, where :attr:`launch` also works on the host between them."""
     symbols: tuple[str, ...] = ()
     """Base names of the kernels that :attr:`launch` launches."""
     launches: int = 1

@@ -33,6 +33,9 @@ class TensorPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     file: str
     """Absolute path of a safetensors file."""
     key: str
+    dtype: str
+    """torch's name without the module; what the file holds as plain bytes is made this again."""
+    shape: tuple[int, ...]
 
 
 class ReplaySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

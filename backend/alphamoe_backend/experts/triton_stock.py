@@ -79,7 +79,7 @@ def _kernels() -> Any:
     return _stock_kernels
 
 
-def _gemm(
+def stock_gemm(
     a: Tensor,
     a_scale: Tensor,
     b: Tensor,
@@ -93,6 +93,11 @@ def _gemm(
     mul_routed_weight: bool,
     routed_scaling_factor: float,
 ) -> None:
+    """Launch ``fused_moe_kernel`` once: rows ``pair // a_row_divisor`` of a [*, K] times b [E, N, K] to c [pairs, N].
+
+    Raises:
+        UsageError: triton is not installed.
+    """
     _, N, K = b.shape
     # Whole groups of blocks, so that the swizzle never skips a block of the last, shorter group.
     m_blocks = -(-plan.expert_ids.numel() // tiles.group_m) * tiles.group_m
@@ -156,7 +161,7 @@ def stock_fused_experts(
     by_pair = buffer(workspaces, "stock.by_pair", (pairs, H), dtype, device)
     out = buffer(workspaces, "experts.out", (M, H), dtype, device)
     topk_weights = topk_weights.contiguous()
-    _gemm(
+    stock_gemm(
         q,
         q_scale,
         weights.gate_up,
@@ -173,7 +178,7 @@ def stock_fused_experts(
     act_grid = (-(-pairs * I_local // act_block),)
     kernels.act_and_mul_kernel[act_grid](gate_up, inner, pairs * I_local, I=I_local, BLOCK=act_block, num_warps=4)
     inner_q, inner_scale = per_token_group_quant_fp8(inner)
-    _gemm(
+    stock_gemm(
         inner_q,
         inner_scale,
         weights.down,

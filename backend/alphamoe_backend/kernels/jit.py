@@ -147,14 +147,24 @@ def source_text(source_name: str, suffix: str = ".cu") -> bytes:
         AlphaMoEError: the package has no such source, or a header of a replaced one is missing.
     """
     replaced = _replaced.get(source_name) if suffix == ".cu" else None
+    if replaced is not None:
+        return file_text(replaced)
     try:
-        if replaced is not None:
-            return (_expanded(replaced.name, set(), replaced.parent) + "\n").encode()
         return (_expanded(source_name + suffix, set(), None) + "\n").encode()
-    except FileNotFoundError as error:
-        if replaced is not None:
-            raise AlphaMoEError(f"{replaced} or a header of it cannot be read: {error}") from None
+    except FileNotFoundError:
         raise _no_source(source_name) from None
+
+
+def file_text(path: Path) -> bytes:
+    """Read a source file of the user's with its local headers in place: those beside it first, then the package's.
+
+    Raises:
+        AlphaMoEError: it or a header cannot be read.
+    """
+    try:
+        return (_expanded(path.name, set(), path.parent) + "\n").encode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise AlphaMoEError(f"{path} or a header of it cannot be read: {error}") from None
 
 
 def nvrtc_version() -> str:
