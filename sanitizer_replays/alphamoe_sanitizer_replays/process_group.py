@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from pathlib import Path
 POLL_S = 0.02
 GRACE_S = 2.0
 """Between SIGTERM and SIGKILL: time for a tool to write out what it has."""
+INTERRUPTED = threading.Event()
+"""Set by who was told to stop: Ctrl-C reaches the main thread alone, and commands run in others."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ def run_group(
 
     Raises:
         OSError: it could not be started, or ``output`` could not be written.
+        KeyboardInterrupt: ``INTERRUPTED`` was set; the command is killed.
     """
     begun = time.monotonic()
     with output.open("wb") as stream:
@@ -64,6 +68,8 @@ def run_group(
     timed_out, too_large = False, None
     try:
         while not _ended(process.pid):
+            if INTERRUPTED.is_set():
+                raise KeyboardInterrupt
             too_large = next((path.name for path, most in bounds.items() if _size(path) > most), None)
             timed_out = time.monotonic() - begun > timeout_s
             if timed_out or too_large:
