@@ -75,7 +75,15 @@ class Folded:
         )
         if key not in self._found and len(self._found) >= MAX_DISTINCT:
             key = (finding.severity, finding.kind, finding.in_target)
-            finding = msgspec.structs.replace(finding, text="further findings", where=None, other=None, thread=None)
+            finding = Finding(
+                tool=finding.tool,
+                severity=finding.severity,
+                kind=finding.kind,
+                text="further findings",
+                shown=finding.shown,
+                count=finding.count,
+                in_target=finding.in_target,
+            )
         known = self._found.get(key)
         if known is not None:
             finding = msgspec.structs.replace(

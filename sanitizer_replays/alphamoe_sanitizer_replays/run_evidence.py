@@ -1,0 +1,122 @@
+"""Whether one run is evidence at all: everything that keeps a log without findings from meaning that there are none."""
+
+from __future__ import annotations
+
+import signal
+
+from alphamoe_sanitizer_replays.results import ReplayResult, Severity, ToolLog, ToolRun
+
+_NEEDS_BARE_ALLOCATIONS = ("memcheck", "initcheck")
+
+
+def evidence_problems(run: ToolRun, target: tuple[str, ...]) -> list[str]:
+    """Say why a run proves nothing, one sentence each; empty for one that can prove absence.
+
+    Args:
+        run: one run, under a tool or under none.
+        target: base names of the kernels under test; empty where the capture does not know them.
+    """
+    told = [*run.problems, *_ending(run)]
+    if run.tool != "none":
+        told += _of_log(run)
+    return list(dict.fromkeys([*told, *_of_result(run, target)]))
+
+
+def _ending(run: ToolRun) -> list[str]:
+    if run.timed_out:
+        return [f"timed out after {run.timeout_s:g} s and was killed with its children"]
+    if run.signal is not None:
+        return [f"ended by {run.signal}"]
+    if run.exit_code is None:
+        return [] if run.problems else ["nothing says how it ended"]
+    if run.tool == "none":
+        return [] if run.exit_code == 0 else [f"the program ended with exit code {_code(run.exit_code)}"]
+    if run.error_exitcode is None:
+        return ["the tool was given no exit code for findings"]
+    found = _found(run.log)
+    if run.exit_code == 0:
+        return [f"exit code 0, although the log holds {found} findings"] if found else []
+    if run.exit_code == run.error_exitcode:
+        return [] if found else [f"exit code {run.exit_code} says that something was found, and the log holds nothing"]
+    return [f"the tool ended with exit code {_code(run.exit_code)}"]
+
+
+def _of_log(run: ToolRun) -> list[str]:
+    told = [] if run.tool_version is not None else ["the tool does not say its version"]
+    log = run.log
+    if log is None:
+        return told if run.problems else [*told, "there is no log"]
+    if log.tool != run.tool:
+        told.append(f"the log was read as one of {log.tool}")
+    if not log.banner and not run.problems:
+        told.append("the log does not begin with the tool's first line")
+    if log.cut:
+        told.append("the log is cut")
+    if len(log.summaries) != 1:
+        told.append(f"{len(log.summaries) or 'no'} summaries in the log, where one process owes one")
+    told += [f"the tool says: {notice}" for notice in log.notices]
+    told += _counts(run, log)
+    return told
+
+
+def _counts(run: ToolRun, log: ToolLog) -> list[str]:
+    """Compare the three counts of the same thing: the summaries', the log's and the XML's."""
+    told = []
+    if log.not_printed:
+        told.append(f"{log.not_printed} findings were not printed")
+    if log.summaries:
+        severities: list[tuple[Severity, int]] = [("error", log.found_errors)]
+        if run.tool == "racecheck":
+            severities.append(("warning", log.found_warnings))
+        for severity, counted in severities:
+            shown = sum(finding.shown for finding in log.findings if finding.severity == severity)
+            if counted != shown and counted != shown + log.not_printed:
+                told.append(f"the summary counts {counted} {severity}s, the log shows {shown}")
+        hazards = [summary.hazards for summary in log.summaries if summary.hazards is not None]
+        if sum(hazards) > log.found_errors + log.found_warnings:
+            told.append(f"the summary counts {sum(hazards)} hazards, and fewer errors and warnings")
+    if run.xml_records is None:
+        told += [] if run.problems else ["there are no XML records"]
+    elif run.xml_records != log.shown:
+        told.append(f"the XML holds {run.xml_records} records, the log shows {log.shown}")
+    return told
+
+
+def _of_result(run: ToolRun, target: tuple[str, ...]) -> list[str]:
+    result = run.result
+    if result is None:
+        return ["the replay wrote no result: it died, or it never began"]
+    if result.status != "launched":
+        return [f"the replay failed: {result.error or 'it does not say why'}"]
+    told = _of_launch(run, result, target)
+    if run.tool in _NEEDS_BARE_ALLOCATIONS and result.caching_allocator:
+        told.append(f"torch's caching allocator was on, which hides faults from {run.tool}")
+    return told
+
+
+def _of_launch(run: ToolRun, result: ReplayResult, target: tuple[str, ...]) -> list[str]:
+    if result.launches < 1:
+        return ["the replay launched nothing"]
+    wanted = target or result.symbols
+    if run.tool != "none" and not wanted:
+        return ["neither capture nor replay names the kernel under test"]
+    told = []
+    absent = [symbol for symbol in wanted if symbol not in result.symbols]
+    if absent:
+        told.append(f"the replay did not launch {', '.join(absent)}")
+    unwatched = [symbol for symbol in wanted if run.symbols and not any(part in symbol for part in run.symbols)]
+    if unwatched:
+        told.append(f"the tool was told to watch {', '.join(run.symbols)}, and not {', '.join(unwatched)}")
+    return told
+
+
+def _found(log: ToolLog | None) -> int:
+    return 0 if log is None else max(log.found_errors + log.found_warnings, log.shown)
+
+
+def _code(code: int) -> str:
+    """Name the signal that a shell or wrapper turned into an exit code."""
+    try:
+        return f"{code} (128 + {signal.Signals(code - 128).name})" if code > 128 else str(code)
+    except ValueError:
+        return str(code)
