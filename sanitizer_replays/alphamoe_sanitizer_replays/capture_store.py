@@ -198,7 +198,8 @@ class StoredCapture:
             raise EvidenceError(f"{path}: missing, or not a plain file", _DAMAGED)
         try:
             with safe_open(path, framework="pt") as file:
-                tensor: Tensor = file.get_tensor(name)
+                # Into memory of its own: the file's is aligned to 8 bytes, less than kernels and vector copies need.
+                tensor: Tensor = file.get_tensor(name).clone()
         except (SafetensorError, OSError, ValueError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:200]
             raise EvidenceError(f"{path}: {name} cannot be read ({reason})", _DAMAGED) from error
