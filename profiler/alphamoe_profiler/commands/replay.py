@@ -1,0 +1,89 @@
+"""``alphamoe-trace replay``: launch one capture again, check its output and time it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from alphamoe_profiler.commands import check_json_target, write_json
+from alphamoe_tracers.errors import UsageError
+
+_TOOLS = ("none", "synccheck", "racecheck", "memcheck", "initcheck")
+_EXAMPLES = """\
+examples:
+  alphamoe-trace replay RUN/captures/rank=0/layer=0-M=1-step=5 --repeats 100
+  alphamoe-trace replay CAPTURE --variant t16_c4
+  alphamoe-trace replay CAPTURE --source my_kernel.cu --repeats 100     (a copy of the kernel's source, changed)
+  alphamoe-trace replay CAPTURE --tool racecheck --out racecheck-logs
+
+A tool that finds nothing here proves nothing: alphamoe-trace sanitize runs its controls too.
+
+exit codes: 0 the output is that of the capture, 1 it is not or a tool found something, 2 usage, 3 INCONCLUSIVE
+"""
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``replay``."""
+    parser.epilog = _EXAMPLES
+    parser.add_argument("capture", type=Path, metavar="CAPTURE", help="directory of one capture")
+    what = parser.add_argument_group("what is launched")
+    what.add_argument("--variant", metavar="V", help="a variant of the kernel instead of the captured one")
+    what.add_argument("--source", type=Path, metavar="FILE.cu", help="compile this instead of the kernel's own source")
+    what.add_argument("--repeats", type=int, default=0, metavar="N", help="launch N times more and time each")
+    what.add_argument("--device", default="auto", metavar="D", help="auto (the default), cuda, cuda:N or cpu")
+    tools = parser.add_argument_group("tools")
+    tools.add_argument("--tool", nargs="+", choices=_TOOLS, default=["none"], help="tools of compute-sanitizer")
+    tools.add_argument("--sanitizer", metavar="PATH", help="the compute-sanitizer to use")
+    tools.add_argument("--timeout", type=float, default=120.0, metavar="S", help="seconds for each process (120)")
+    told = parser.add_argument_group("reports")
+    told.add_argument("--out", type=Path, metavar="DIR", help="keep logs, outputs and drawn weights in DIR")
+    told.add_argument("--json", nargs="?", const="-", metavar="FILE", help="one JSON document, to stdout or to FILE")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replay, report, and return the verdict's exit code."""
+    check_json_target(args.json)
+    if args.repeats < 0 or not args.timeout > 0:
+        raise UsageError("--repeats cannot be negative, --timeout must be positive")
+    if args.repeats and "none" not in args.tool:
+        raise UsageError("--repeats times launches, which a tool would slow down", "leave out --tool, or --repeats")
+    if args.device != "auto" and args.device.partition(":")[0] not in ("cpu", "cuda"):
+        raise UsageError(f"--device {args.device}: no such device", "auto, cuda, cuda:N or cpu")
+    from alphamoe_sanitizer_replays.replay_run import describe, replay_capture
+
+    report = replay_capture(
+        _capture(args.capture),
+        tools=tuple(dict.fromkeys(args.tool)),
+        variant=args.variant,
+        source=args.source,
+        repeats=args.repeats,
+        device=args.device,
+        timeout_s=args.timeout,
+        sanitizer=args.sanitizer,
+        out=args.out,
+    )
+    if args.json is not None:
+        write_json(report, args.json)
+    if args.json != "-":
+        from alphamoe_profiler.printable import printable
+
+        sys.stdout.write(printable(describe(report)))
+    return report.exit_code
+
+
+def _capture(path: Path) -> Path:
+    """Give the one capture that a path stands for.
+
+    Raises:
+        UsageError: there is none, or several.
+    """
+    from alphamoe_sanitizer_replays.capture_store import find_captures
+
+    found = find_captures(path)
+    if not found:
+        raise UsageError(f"{path}: no capture lies here", "record one: alphamoe-trace --capture layer=0,M=1 ...")
+    if len(found) > 1:
+        names = ", ".join(str(capture) for capture in found[:3])
+        raise UsageError(f"{path} holds {len(found)} captures, and one is replayed at a time", f"for example {names}")
+    return found[0]
