@@ -143,7 +143,8 @@ def write_capture(
     for name, tensor in weights.items():
         infos.append(_info(name, "weight", tensor, f"{prefix}{file}" if file else None, hashes[name]))
     total = bytes_of(tensors) + (bytes_of(weights) if file else 0)
-    check_room(directory.parent, total)
+    shared = bool(prefix and file and (directory.parent / file).is_file())
+    check_room(directory.parent, total - (bytes_of(weights) if shared else 0))
     directory.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".tmp", dir=directory.parent))
     try:
@@ -151,7 +152,7 @@ def write_capture(
         _save(temporary / TENSORS_FILE, stored)
         if file is not None and weights_directory is not None:
             place = temporary if not prefix else weights_directory
-            if not (place / file).is_file():
+            if not shared:
                 _save(place / file, {name: _host(tensor) for name, tensor in weights.items()})
         walls = {"copy": copied_s - started_s, "write": time.monotonic() - copied_s}
         written = msgspec.structs.replace(

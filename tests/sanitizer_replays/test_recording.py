@@ -14,15 +14,22 @@ import torch
 from alphamoe_backend.dispatch import DispatchRecorder
 from alphamoe_backend.engine import Engine, EngineConfig, NoObserver, Request
 from alphamoe_backend.experts.alphamoe_w8a8 import alphamoe_fp8_block_scale_aligned_moe
+from alphamoe_backend.experts.factory import create_experts
 from alphamoe_backend.experts.stock_reference import stock_experts_reference
+from alphamoe_backend.geometry import preset
+from alphamoe_backend.handover import DispatchHandover
+from alphamoe_backend.kernels.launch import launch_shape, variants
+from alphamoe_backend.layer import AlphaMoELayer
 from alphamoe_backend.parallel import TensorParallelGroup
 from alphamoe_backend.quantization.fp8 import ExpertWeights
 from alphamoe_backend.routing import AlignedPlan
+from alphamoe_backend.weights import SeededWeights
 from alphamoe_profiler.bundle import RunBundle
 from alphamoe_profiler.cli import main
 from alphamoe_profiler.rank_messages import RankDevice, RankTask
 from alphamoe_sanitizer_replays import capture_store
-from alphamoe_sanitizer_replays.capture_request import parse_capture
+from alphamoe_sanitizer_replays.capture_records import LaunchInfo
+from alphamoe_sanitizer_replays.capture_request import estimate, parse_capture
 from alphamoe_sanitizer_replays.capture_store import StoredCapture, find_captures, open_capture
 from alphamoe_sanitizer_replays.recording import CaptureRecorder, RankWithCaptures
 from alphamoe_tracers.errors import UsageError
@@ -178,6 +185,55 @@ def test_a_full_disk_fails_that_capture_and_not_the_run(tmp_path: Path, monkeypa
     assert note.startswith("rank 0: capture layer=0-M=200-step=3 is missing: a capture of ")
 
 
+def patched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the Hopper kernel be what serves every device, compiled by nobody."""
+
+    def compile_cubin(_: str, __: str, defines: dict[str, int]) -> SimpleNamespace:
+        name = next(variant.name for variant in variants() if variant.defines() == defines)
+        return SimpleNamespace(sha256=f"cubin of {name}", source_sha256="source")
+
+    monkeypatch.setattr("alphamoe_backend.experts.alphamoe_w8a8.implementation", lambda _: "hopper")
+    monkeypatch.setattr("alphamoe_backend.kernels.jit.compile_cubin", compile_cubin)
+
+
+def test_on_a_gpu_of_ours_the_launch_and_the_identity_of_its_code_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launch is the rule's for this M and GPU; the output is what the kernel adds in, bfloat16."""
+    device = RankDevice("H200", "9.0", 132)
+    captures = CaptureRecorder(rank_task(tmp_path), device, (parse_capture("M=1"),), store_weights=False)
+    recorder = DispatchRecorder("run", 0, None, captures)
+    weights = SeededWeights(preset("tiny"), layers=1, seed=0, dtype=torch.float32, device=torch.device("cpu"))
+    experts = create_experts("flashinfer_alphamoe", preset("tiny").moe.local(1), weights.experts(0, 0, 1))
+    layer = AlphaMoELayer(0, torch.ones(16, 256), experts, recorder=recorder)
+    take = captures.take
+
+    def take_as_on_a_gpu(handover: DispatchHandover) -> None:
+        # The experts have run by now: only what is said about them follows the device.
+        patched(monkeypatch)
+        take(handover)
+
+    monkeypatch.setattr(captures, "take", take_as_on_a_gpu)
+    with recorder.forward(
+        step=4,
+        purpose="witness",
+        request_ids=("r",),
+        forward_mode="DECODE",
+        execution="eager",
+        M=1,
+        real_tokens=1,
+        batch_size=1,
+    ):
+        layer(torch.ones(1, 256))
+    (path,) = find_captures(tmp_path)
+    capture = open_capture(path).capture
+    rule = launch_shape(experts.geometry, 1, 132)
+    assert capture.launch == LaunchInfo(rule.variant, rule.grid, rule.block, rule.cluster, rule.dynamic_smem_bytes)
+    assert (capture.cubin_sha256, capture.source_sha256) == (f"cubin of {rule.variant}", "source")
+    assert (capture.gpu_name, capture.compute_capability, capture.sm_count) == ("H200", "9.0", 132)
+    assert capture.tensor("out").dtype == "bfloat16"
+
+
 def test_requests_of_other_ranks_are_left_to_them(tmp_path: Path) -> None:
     """A rank that captures nothing has nothing to say about requests that nothing matched."""
     task = rank_task(tmp_path, world_size=2)
@@ -235,8 +291,6 @@ def test_a_run_with_captures_checks_clean_and_its_rank_files_vouch_for_them(reco
 
 def test_the_size_that_is_stated_is_an_upper_bound(recorded: tuple[Path, str]) -> None:
     """What was stored is no more than what was stated, and not less than a twentieth of it."""
-    from alphamoe_sanitizer_replays.capture_request import estimate
-
     out, _ = recorded
     requests = (parse_capture("layer=0,M=1"), parse_capture("rank=all,layer=last,M=prefill"))
     bound = estimate(requests, RunBundle.open(out).run, weights=False)
