@@ -105,10 +105,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE,...",
-        help="store the inputs and output of chosen eager dispatches, for alphamoe-trace sanitize and replay: "
-        "layer=0,M=1[,rank=all|0+last][,every=bucket][,purpose=witness]; layer and M also take all, layer last, "
-        "M decode or prefill; the first match of each rank and layer, or with every=bucket one for each M; may be "
-        "repeated",
+        help="store the inputs and output of chosen eager dispatches, for alphamoe-trace sanitize and replay, as in "
+        "layer=0,M=1; the keys are layer (a number, last, all), M (a number, decode, prefill, all), rank (all, 0+last), "
+        "every (bucket: one for each M, else the first of each rank and layer) and purpose (witness); may be repeated",
     )
     record.add_argument(
         "--capture-weights",
