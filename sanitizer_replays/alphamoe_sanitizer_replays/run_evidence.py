@@ -16,7 +16,8 @@ def evidence_problems(run: ToolRun, target: tuple[str, ...]) -> list[str]:
         run: one run, under a tool or under none.
         target: base names of the kernels under test; empty where the capture does not know them.
     """
-    told = [*run.problems, *_ending(run)]
+    # How it ended comes first: that files are missing follows from it.
+    told = [*_ending(run), *run.problems]
     if run.tool != "none":
         told += _of_log(run)
     return list(dict.fromkeys([*told, *_of_result(run, target)]))
