@@ -106,7 +106,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="KEY=VALUE,...",
         help="store the inputs and output of chosen eager dispatches, for alphamoe-trace sanitize and replay, as in "
-        "layer=0,M=1; the keys are layer (a number, last, all), M (a number, decode, prefill, all), rank (all, 0+last), "
+        "layer=0,M=1; keys are layer (a number, last, all), M (a number, decode, prefill, all), rank (0+last, all), "
         "every (bucket: one for each M, else the first of each rank and layer) and purpose (witness); may be repeated",
     )
     record.add_argument(
