@@ -54,7 +54,11 @@ class ReplayEntry(msgspec.Struct, frozen=True, kw_only=True):
     whole: Verdict
     """Of everything that the tool saw, other kernels included."""
     reasons: tuple[str, ...] = ()
+    """Why, the gravest first. Empty only where both verdicts are PASS."""
     settled_by: str = ""
+    """``finding``, ``count``, ``output``, ``allow-list``, ``evidence``, ``controls`` or ``all conditions``."""
+    hint: str = ""
+    """What would settle what is open."""
     errors: int = 0
     """By the tool's own summaries."""
     warnings: int = 0
@@ -66,6 +70,7 @@ class ReplayEntry(msgspec.Struct, frozen=True, kw_only=True):
     api_errors: int = 0
     allowed: tuple[str, ...] = ()
     """Findings that an entry of the allow-list covers, with its reason. They stay in every total."""
+    notes: tuple[str, ...] = ()
     output: OutputCheck | None = None
     kernel_us: tuple[float, ...] = ()
     """Device times of launches without a tool, microseconds."""
@@ -151,7 +156,9 @@ def overall(entries: tuple[ReplayEntry, ...], expected: int, trouble: str = "") 
     if tools == {"none"}:
         # No tool looked, so nothing is known of races and memory.
         return Verdict.PASS, f"{len(entries)} replays without a tool gave the captured output; nothing else was asked"
-    return Verdict.PASS, f"{len(entries)} replays clean, with the basic controls of every tool caught"
+    unclean = sum(entry.whole is not Verdict.PASS for entry in entries)
+    other = f"; {unclean} of them not clean outside the kernel under test" if unclean else ""
+    return Verdict.PASS, f"{len(entries)} replays clean, with the basic controls of every tool caught{other}"
 
 
 def told(entry: ReplayEntry) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alphamoe_sanitizer_replays.report_records import ReplayEntry, SanitizeReport
+from alphamoe_sanitizer_replays.report_records import ReplayEntry, SanitizeReport, told
 from alphamoe_sanitizer_replays.results import Access, ControlReport, Finding
 
 MOST_FINDINGS = 20
@@ -36,8 +36,8 @@ def counts_told(entry: ReplayEntry) -> str:
     """Say what the tool counted: ``0 errors``, ``3 hazards, 0 errors, 3 warnings``."""
     if entry.tool == "none":
         return "no tool"
-    hazards = f"{entry.hazards:,} hazards, " if entry.hazards is not None else ""
-    return f"{hazards}{entry.errors:,} errors, {entry.warnings:,} warnings"
+    parts = [(entry.hazards, "hazard"), (entry.errors, "error"), (entry.warnings or None, "warning")]
+    return ", ".join(f"{n:,} {noun}{'' if n == 1 else 's'}" for n, noun in parts if n is not None)
 
 
 def output_told(entry: ReplayEntry) -> str:
@@ -45,7 +45,7 @@ def output_told(entry: ReplayEntry) -> str:
     check = entry.output
     if check is None:
         return "not checked"
-    error = f", max error {check.max_abs_error:.3g}" if check.max_abs_error is not None else ""
+    error = f", off by {check.max_abs_error:.2g}" if check.max_abs_error is not None else ""
     return f"{check.verdict}{error}"
 
 
@@ -67,10 +67,11 @@ def control_lines(report: ControlReport) -> list[str]:
 def entry_reasons(entry: ReplayEntry) -> list[str]:
     """Give everything that a reader of an entry that did not pass needs."""
     lines = list(entry.reasons)
-    if entry.settled_by:
-        lines.append(f"to settle it: {entry.settled_by}")
-    if entry.output is not None and entry.output.verdict != "PASS":
-        lines.append(f"output {entry.output.verdict}: {entry.output.reason} ({entry.output.tolerance})")
+    if entry.hint:
+        lines.append(f"to settle it: {entry.hint}")
+    if entry.output is not None and entry.output.verdict == "FAIL":
+        lines.append(f"tolerance of the output: {entry.output.tolerance}")
+    lines += entry.notes
     if entry.log_file:
         lines.append(f"log: {entry.log_file}")
     return lines
@@ -84,12 +85,19 @@ def seconds(value: float | None) -> str:
 def wall_lines(report: SanitizeReport) -> list[str]:
     """Say where the wall time went: capture, controls, then each process."""
     lines = [f"session {seconds(report.wall_s)}, controls {seconds(report.controls_wall_s)}"]
-    lines += [
-        f"captured {facts.label}: {', '.join(f'{name} {value:.3f} s' for name, value in facts.capture_s.items())}"
-        for facts in report.captures
-        if facts.capture_s
-    ]
+    lines += [f"captured {own.label}: {_split(own.capture_s)}" for own in report.captures if own.capture_s]
+    for entry in report.entries:
+        if entry.timings_s:
+            lines.append(f"{told(entry)}: {seconds(entry.wall_s)}, of which {_split(entry.timings_s)}")
+        if entry.kernel_us:
+            ordered = sorted(entry.kernel_us)
+            middle = ordered[len(ordered) // 2]
+            lines.append(f"{told(entry)}: {len(ordered)} launches, median {middle:.2f} us, least {ordered[0]:.2f} us")
     return lines
+
+
+def _split(parts: dict[str, float]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value:.2f}" for name, value in parts.items())
 
 
 def _place(access: Access) -> str:

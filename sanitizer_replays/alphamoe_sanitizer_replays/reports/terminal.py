@@ -72,10 +72,9 @@ def _print(console: Console, report: SanitizeReport) -> None:
 
 def _table(console: Console, report: SanitizeReport) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("capture", "variant", "tool", "verdict", "counted", "output", "wall", "of it"):
+    for name in ("capture", "variant", "tool", "verdict", "counted", "output", "wall"):
         table.add_column(name, overflow="fold", header_style="dim")
     for entry in report.entries:
-        split = ", ".join(f"{name} {value:.1f}" for name, value in entry.timings_s.items() if value >= 0.05)
         table.add_row(
             Text(printable_line(entry.label)),
             Text(printable_line(entry.variant or "-")),
@@ -84,7 +83,6 @@ def _table(console: Console, report: SanitizeReport) -> None:
             counts_told(entry),
             Text(printable_line(output_told(entry))),
             seconds(entry.wall_s),
-            Text(printable_line(split.replace("_", " ")), style="dim"),
         )
     console.print(table)
     console.print()

@@ -1,0 +1,292 @@
+"""Whole sanitize sessions on a stand-in for the tool: how each can end, and what the report says then."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from made_captures import make_capture
+
+from alphamoe_profiler import memory
+from alphamoe_profiler.cli import main
+from alphamoe_sanitizer_replays import sanitize
+from alphamoe_sanitizer_replays.report_records import SanitizeReport
+from alphamoe_sanitizer_replays.sanitize import read_report
+
+FAKE = Path(__file__).with_name("session_tool.py")
+BOTH = ("synccheck", "racecheck")
+
+
+@pytest.fixture(scope="module")
+def captures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two captures, M 3 and M 5, of rank 2 and layer 1."""
+    folder = tmp_path_factory.mktemp("captures")
+    for M in (3, 5):
+        make_capture(folder, M=M)
+    return folder
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the session believe that there is a GPU; nothing is compiled for it."""
+    seen = SimpleNamespace(gpus=(SimpleNamespace(info=SimpleNamespace(name="Fake H200")),), reason=None)
+    monkeypatch.setattr(memory, "survey_gpus", lambda: seen)
+    monkeypatch.setattr("alphamoe_sanitizer_replays.replay_job.ReplayInputs.compile_ahead", lambda *_: 0.5)
+
+
+@pytest.fixture
+def tool(tmp_path: Path) -> Callable[..., str]:
+    """Give the path of a stand-in that misbehaves as asked."""
+
+    def made(**behaviour: Any) -> str:
+        folder = tmp_path / "tool"
+        folder.mkdir()
+        (folder / "behaviour.json").write_text(json.dumps(behaviour))
+        path = folder / "compute-sanitizer"
+        path.write_text(f"#!{sys.executable}\n{FAKE.read_text()}")
+        path.chmod(0o755)
+        return str(path)
+
+    return made
+
+
+def session(
+    captures: Path, out: Path, sanitizer: str, *more: str, tools: Sequence[str] = BOTH
+) -> tuple[int, SanitizeReport]:
+    words = ["sanitize", str(captures), "--tool", *tools, "--out", str(out), "--sanitizer", sanitizer, "--jobs", "4"]
+    code = main([*words, *more])
+    return code, read_report(out / "report.json")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_session_of_caught_controls_and_clean_replays_passes(
+    captures: Path, tmp_path: Path, tool: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All four tools: PASS, every report written, one scope sentence a capture, nothing large left behind."""
+    out = tmp_path / "report"
+    code, report = session(captures, out, tool(), "--M", "3", tools=("all",))
+    assert (code, report.verdict.value) == (0, "PASS"), capsys.readouterr().out
+    assert {entry.tool for entry in report.entries} == {"synccheck", "racecheck", "memcheck", "initcheck"}
+    assert all(own.basic_caught for own in report.controls)
+    (scope,) = report.scope
+    assert scope.startswith("M3, H256, I128, E16, k4, BM8, rank 2, layer 1, ")
+    assert "racecheck 0 hazards, 0 warnings" in scope
+    assert "not covered: graph replays, other ranks (0, 1, 3), layers other than 1" in scope
+    assert report.entries[0].timings_s["compile"] == 0.5
+    tree = ElementTree.parse(out / "junit.xml").getroot()  # noqa: S314 -- our own file
+    assert (tree.get("failures"), tree.get("errors")) == ("0", "0")
+    assert "PASS" in (out / "report.md").read_text()
+    assert not list(out.rglob("*.safetensors"))
+    assert all((out / str(entry.log_file)).is_file() for entry in report.entries)
+    assert "PASS" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_basic_control_that_is_missed_leaves_its_tool_inconclusive(
+    captures: Path, tmp_path: Path, tool: Callable[..., str]
+) -> None:
+    """The other tool of the session still passes."""
+    code, report = session(captures, tmp_path / "r", tool(miss=["racecheck:planted_block_barrier"]), "--M", "3")
+    assert (code, report.verdict.value) == (3, "INCONCLUSIVE")
+    assert {entry.tool: entry.verdict.value for entry in report.entries} == {
+        "synccheck": "PASS",
+        "racecheck": "INCONCLUSIVE",
+    }
+    assert "block_barrier" in report.reason
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_mechanism_that_a_tool_does_not_see_is_listed_as_not_covered(
+    captures: Path, tmp_path: Path, tool: Callable[..., str]
+) -> None:
+    """A miss that is not basic is no verdict, and the scope tells it; a mechanism that is not used is no gap."""
+    missed = ["racecheck:planted_warp_sync", "racecheck:planted_warpgroup_fence"]
+    code, report = session(captures, tmp_path / "r", tool(miss=missed), "--M", "3", "--variants", "t8_c8")
+    assert code == 0
+    assert "warp sync by racecheck" in report.scope[0]
+    assert "wgmma" not in report.scope[0]
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_flagged_sound_twin_leaves_its_tool_inconclusive(
+    captures: Path, tmp_path: Path, tool: Callable[..., str]
+) -> None:
+    """A tool that sees faults where there are none is not believed, whatever it catches."""
+    code, report = session(captures, tmp_path / "r", tool(flag=["racecheck:sound_ldmatrix"]), "--M", "3")
+    assert code == 3
+    own = next(own for own in report.controls if own.tool == "racecheck")
+    assert any("sound_ldmatrix was flagged" in problem for problem in own.problems)
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("behaviour", "told"),
+    [
+        ({"miss": ["racecheck:kernel_alpha_moe_w8a8_up_down"]}, "was not caught through its filter"),
+        ({"leak": ["racecheck"]}, "let another kernel's fault (ldmatrix) through"),
+    ],
+)
+def test_a_filter_that_holds_back_the_target_or_lets_others_through_proves_nothing(
+    captures: Path, tmp_path: Path, tool: Callable[..., str], behaviour: dict[str, list[str]], told: str
+) -> None:
+    """The canary under the target's symbol must come through the replay's filter, and the decoy must not."""
+    code, report = session(captures, tmp_path / "r", tool(**behaviour), "--M", "3", tools=("racecheck",))
+    assert code == 3
+    assert told in " ".join(report.controls[0].problems)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_finding_in_the_target_fails_even_where_controls_were_missed(
+    captures: Path, tmp_path: Path, tool: Callable[..., str]
+) -> None:
+    """Presence is proven by itself."""
+    fake = tool(fault=["racecheck"], miss=["racecheck:planted_block_barrier"])
+    code, report = session(captures, tmp_path / "r", fake)
+    assert (code, report.verdict.value) == (1, "FAIL")
+    assert report.reason.startswith("racecheck, rank 2 layer 1 M 3")
+    failed = [entry for entry in report.entries if entry.verdict.value == "FAIL"]
+    assert len(failed) == 2
+    assert failed[0].findings[0].count == 1024
+    tree = ElementTree.parse(tmp_path / "r" / "junit.xml").getroot()  # noqa: S314 -- our own file
+    assert int(tree.get("failures", "0")) == 3
+
+
+@pytest.mark.usefixtures("gpu")
+def test_one_replay_that_hangs_is_killed_and_the_others_are_judged(
+    captures: Path, tmp_path: Path, tool: Callable[..., str]
+) -> None:
+    """INCONCLUSIVE for the one, with its partial log; PASS for the others."""
+    fake = tool(hang="M-5/t8_c8/racecheck")
+    code, report = session(captures, tmp_path / "r", fake, "--timeout", "2")
+    assert code == 3
+    open_entries = [entry for entry in report.entries if entry.verdict.value != "PASS"]
+    assert [(entry.label, entry.tool) for entry in open_entries] == [("rank 2 layer 1 M 5", "racecheck")]
+    assert "timed out after 2 s" in open_entries[0].reasons[0]
+    assert (tmp_path / "r" / str(open_entries[0].log_file)).read_text().startswith("========= COMPUTE-SANITIZER")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_controls_that_hang_leave_the_tool_inconclusive(
+    captures: Path, tmp_path: Path, tool: Callable[..., str]
+) -> None:
+    """A control that was not run to its end is not caught."""
+    code, report = session(
+        captures, tmp_path / "r", tool(hang="racecheck:controls"), "--M", "3", "--timeout", "2", tools=("racecheck",)
+    )
+    assert code == 3
+    assert "no end within 2 s" in report.controls[0].outcomes[0].reason
+
+
+def test_no_tool_is_inconclusive_for_every_replay(
+    captures: Path, tmp_path: Path, gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each entry says it, and nothing was run."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("alphamoe_sanitizer_replays.sanitizer.shutil.which", lambda *_, **__: None)
+    assert main(["sanitize", str(captures), "--out", str(tmp_path / "r")]) == 3
+    report = read_report(tmp_path / "r" / "report.json")
+    assert "compute-sanitizer was not found" in report.reason
+    assert len(report.entries) == 8
+    assert all(entry.verdict.value == "INCONCLUSIVE" for entry in report.entries)
+    assert not (tmp_path / "r" / "replays").exists()
+
+
+def test_no_gpu_is_inconclusive(captures: Path, tmp_path: Path, tool: Callable[..., str]) -> None:
+    """A tool without a GPU watches nothing, and the scope claims nothing."""
+    code, report = session(captures, tmp_path / "r", tool(), "--device", "cpu")
+    assert code == 3
+    assert "on the CPU" in report.reason
+    assert "0 errors (INCONCLUSIVE, proves nothing)" in report.scope[0]
+
+
+@pytest.mark.usefixtures("gpu")
+def test_ctrl_c_keeps_what_is_there_and_says_what_is_missing(
+    captures: Path, tmp_path: Path, tool: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first replay is in the report, the running one is killed, the rest are open."""
+    seen: list[str] = []
+
+    def told(self: object, last: str, done: int, total: int) -> None:
+        seen.append(last)
+        if last.startswith("synccheck, "):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("alphamoe_profiler.commands.sanitize._Progress.__call__", told)
+    fake = tool(hang="racecheck/replay-spec")
+    code, report = session(captures, tmp_path / "r", fake, "--M", "3")
+    assert code == 3
+    assert report.interrupted
+    assert {entry.tool: entry.verdict.value for entry in report.entries} == {
+        "synccheck": "PASS",
+        "racecheck": "INCONCLUSIVE",
+    }
+    assert "interrupted" in report.reason
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_report_that_is_there_is_replaced_by_force_only_and_strangers_never(
+    captures: Path, tmp_path: Path, tool: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing of the user's is deleted."""
+    out, fake = tmp_path / "r", tool()
+    words = ["sanitize", str(captures), "--M", "3", "--tool", "synccheck", "--out", str(out), "--sanitizer", fake]
+    assert main(words) == 0
+    before = (out / "report.json").read_bytes()
+    assert main(words) == 2
+    assert "--force" in capsys.readouterr().err
+    assert (out / "report.json").read_bytes() == before
+    assert main([*words, "--force"]) == 0
+    (out / "notes.txt").write_text("mine")
+    assert main([*words, "--force"]) == 2
+    assert (out / "notes.txt").read_text() == "mine"
+
+
+def test_a_damaged_capture_is_named_and_the_session_no_pass(
+    tmp_path: Path, gpu: None, tool: Callable[..., str]
+) -> None:
+    """The sound capture beside it is still replayed."""
+    make_capture(tmp_path / "captures", M=3)
+    make_capture(tmp_path / "captures", M=5)
+    (tmp_path / "captures" / "alphamoe_w8a8-M=5" / "capture.json").write_text("{")
+    code, report = session(tmp_path / "captures", tmp_path / "r", tool(), tools=("synccheck",))
+    assert code == 3
+    assert [entry.verdict.value for entry in report.entries] == ["PASS"]
+    assert "cannot be opened" in report.reason
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--tool", "nocheck"], "there is no such tool"),
+        (["--M", "7"], "no capture passes"),
+        (["--ranks", "x"], "is no number"),
+        (["--variants", "t9"], "no capture's kernel has it"),
+        (["--timeout", "0"], "is no time"),
+        (["--source", "none.cu"], "no such file"),
+        (["--sanitizer", "/nowhere/tool"], "no such program"),
+    ],
+)
+def test_a_wrong_word_is_a_usage_error_and_leaves_nothing(
+    captures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str
+) -> None:
+    """One line, exit 2, no folder."""
+    assert main(["sanitize", str(captures), "--out", str(tmp_path / "r"), *words]) == 2
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_run_without_captures_names_the_option_that_makes_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The way out is a recording with --capture."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")
+    assert sanitize  # the module imports without a GPU
+    assert main(["sanitize", str(tmp_path / "run")]) in (2, 3)
+    assert capsys.readouterr().err
