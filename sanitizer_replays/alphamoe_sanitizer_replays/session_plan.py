@@ -126,7 +126,7 @@ def _folders(paths: Iterable[Path]) -> list[Path]:
             recorded = (path / "run.json").is_file()
             raise UsageError(
                 f"{path} holds no captures",
-                "record it again with --capture layer=0,M=1 (docs/sanitizer.md lists what can be captured)"
+                "record it again with --capture layer=0,M=1 (alphamoe-trace trace --help says what can be captured)"
                 if recorded
                 else "name a run bundle, a capture, or a folder of captures",
             )

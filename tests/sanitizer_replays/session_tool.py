@@ -1,7 +1,7 @@
 """A stand-in for compute-sanitizer in whole sessions: it plays control processes and replays without a GPU.
 
-``behaviour.json`` beside the script says how it misbehaves: ``miss`` and ``flag`` (kernels, as ``racecheck:planted_X``),
-``leak`` (tools whose filter lets everything through), ``fault`` (tools that find a race in the target), ``hang``
+``behaviour.json`` beside the script says how it misbehaves: ``miss`` and ``flag`` (kernels, as
+``racecheck:planted_X``), ``leak`` (tools whose filter lets everything through), ``fault`` (tools that find a race in the target), ``hang``
 (a word of the replay's specification path, or ``TOOL:controls``).
 """
 
@@ -24,7 +24,8 @@ FOUND = {
     "=========     at void {function}+0x70 in planted_faults.cu:25\n"
     "=========     by thread (96,0,0) in block (0,0,0)\n"
     "=========         Device Frame: {kernel}+0x10 in planted_faults.cu:280\n========= \n",
-    "initcheck": "========= Uninitialized __global__ memory read of size 4 bytes\n=========     at void {function}+0x30 in p.cu:6\n"
+    "initcheck": "========= Uninitialized __global__ memory read of size 4 bytes\n"
+    "=========     at void {function}+0x30 in p.cu:6\n"
     "=========     by thread (255,0,0) in block (0,0,0)\n=========     Address 0x7f0116ab2000\n"
     "=========         Device Frame: {kernel}+0x10 in p.cu:93\n========= \n",
 }
