@@ -123,7 +123,7 @@ class GenericCall:
         told = "largest difference relative to the largest magnitude captured"
         if not infos:
             return OutputCheck(verdict="INCONCLUSIVE", reason="the call gave and changed no tensor", tolerance=told)
-        worst, worst_relative, phrases = 0.0, 0.0, []
+        worst, phrases = 0.0, []
         for info in infos:
             recorded, replayed = stored.load(info.name), outputs.get(info.name)
             if replayed is None:
@@ -150,16 +150,12 @@ class GenericCall:
             error = torch.where(odd, 0.0, (one - other).abs()).max().item() if one.numel() else 0.0
             largest = torch.where(torch.isfinite(one), one.abs(), 0.0).max().item() if one.numel() else 0.0
             relative = error / largest if largest else (0.0 if error == 0 else float("inf"))
-            worst, worst_relative = max(worst, error), max(worst_relative, relative)
+            worst = max(worst, error)
             if relative > limit:
                 reason = f"{info.name} is off by {error:.4g}, {relative:.3g} of the largest magnitude captured"
                 return OutputCheck(verdict="FAIL", reason=reason, max_abs_error=error, tolerance=_phrase(told, phrases))
-        return OutputCheck(
-            verdict="PASS",
-            max_abs_error=worst,
-            relative_error=worst_relative,
-            tolerance=_phrase(told, phrases),
-        )
+        # relative_error stays null: it is that of a float64 oracle, which there is none of here.
+        return OutputCheck(verdict="PASS", max_abs_error=worst, tolerance=_phrase(told, phrases))
 
 
 class Placed:

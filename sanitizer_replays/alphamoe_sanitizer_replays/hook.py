@@ -102,7 +102,7 @@ class Hook:
         self._looked_up()
 
     def _looked_up(self) -> None:
-        """Override those operators that were registered since. Called at each import, so it is quick when none waits."""
+        """Override operators that were registered since. Called at each import, so it is quick when none waits."""
         torch = sys.modules.get("torch")
         if not self._waiting or torch is None or getattr(self._installing, "busy", False):
             return
