@@ -23,6 +23,8 @@ MAX_LINE = 16_384
 MAX_DISTINCT = 2_000
 """Findings that a log keeps apart; all further ones are folded by severity, kind and place."""
 MAX_NOTICES = 50
+MAX_BLOCK_LINES = 200
+"""Lines of one block that are read: a deep recursion has many frames."""
 _PREFIX = "========="
 _BANNER = "COMPUTE-SANITIZER"
 _NUMBER = r"(\d{1,15}|\d{1,3}(?:,\d{3}){1,4})"
@@ -122,9 +124,11 @@ class _Reader:
         words = text.lstrip(" ")
         if not words:
             self._close()
-        elif len(text) - len(words) > 1 and self._block:
-            if len(self._block) < 200:  # frames of a deep recursion
-                self._block.append(words)
+        elif len(text) - len(words) > 1:
+            if not self._block:
+                self._note(f"a line under no head: {words.rstrip()}")
+            elif len(self._block) < MAX_BLOCK_LINES:
+                self._block.append(words.rstrip())
         else:
             self._close()
             self._head(words.rstrip())
