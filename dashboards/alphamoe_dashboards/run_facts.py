@@ -218,10 +218,13 @@ def _missing(bundle: RunBundle, facts: dict[str, Any], digested: RunDigest) -> l
         gate = f"alphamoe-trace gate {here} {asked} --json {here}/reports/gate.json"
         rows.append(["verdicts", "No gate was run on this bundle.", gate])
     if not facts["sanitizer"]:
-        text = (
-            "No report in reports/sanitizer/: nothing is known of memory errors and races. No command writes one yet."
+        captured = (bundle.path / "captures").is_dir()
+        text = "No report in reports/sanitizer/: nothing is known of memory errors and races."
+        if not captured:
+            text += " This run holds no captures: record it again with --capture, then alphamoe-trace sanitize RUN."
+        rows.append(
+            ["sanitizer", text, f"alphamoe-trace sanitize {here}" if captured else f"{again} --capture layer=0"]
         )
-        rows.append(["sanitizer", text, ""])
     return rows
 
 

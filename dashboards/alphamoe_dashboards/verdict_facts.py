@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 NARROW_FROM = 600_000
 MAX_REPORT_BYTES = 16 << 20
 MAX_CELLS = 5_000
+# Written by alphamoe_sanitizer_replays, a sibling that is not imported here.
+SANITIZE_SCHEMA = "alphamoe-trace-sanitize-v1"
 VERDICTS = ("PASS", "FAIL", "INCONCLUSIVE", "CONFIG_ERROR")
 
 
@@ -126,9 +128,95 @@ def report_facts(
         if run_id is not None and isinstance(told, str) and told != run_id:
             problems.append(f"{shown}: not shown, it is about run {told[:40]}")
             continue
+        if document.get("schema") == SANITIZE_SCHEMA:
+            sanitizers.append(_sanitize_report(document, shown))
+            continue
         inner = "sanitizer" in path.relative_to(folder).parts or "sanitize" in str(document.get("schema", ""))
         (sanitizers if inner else gates).append(_report(document, path.stem, shown))
     return gates, sanitizers, problems
+
+
+def _sanitize_report(document: dict[str, Any], shown: str) -> dict[str, Any]:
+    """Return a report of ``alphamoe-trace sanitize``: a row a replay, a row a finding, a row a control."""
+    entries = [own for own in _list(document, "entries") if isinstance(own, dict)][:MAX_CELLS]
+    controls = [own for own in _list(document, "controls") if isinstance(own, dict)]
+    version = _text(document.get("tool_version"))
+    return {
+        "name": f"sanitizer replays, compute-sanitizer {version}" if version else "sanitizer replays",
+        "kind": "sanitize",
+        "verdict": document["verdict"],
+        "reason": _text(document.get("reason")) or "",
+        "scope": None,
+        "scopes": [text for text in _list(document, "scope") if isinstance(text, str)][:500],
+        "tool": None,
+        "file": shown,
+        "cells": [],
+        "checks": [],
+        "identities": [],
+        "replays": [_replay_row(entry) for entry in entries],
+        "findings": [
+            _finding_row(entry, finding, where)
+            for entry in entries
+            for key, where in (("findings", "kernel under test"), ("other_findings", "elsewhere"))
+            for finding in _list(entry, key)
+            if isinstance(finding, dict)
+        ][:500],
+        "allowed": [str(text)[:500] for entry in entries for text in _list(entry, "allowed")][:100],
+        "controls": [
+            {
+                key: outcome.get(key)
+                for key in ("tool", "control", "mechanism", "basic", "caught", "sound_clean", "reason")
+            }
+            for own in controls
+            for outcome in _list(own, "outcomes")
+            if isinstance(outcome, dict)
+        ][:500],
+        "notes": [
+            *(f"{own.get('tool')}: {text}" for own in controls for text in _list(own, "problems")),
+            *(str(note) for note in _list(document, "notes")),
+        ][:100],
+    }
+
+
+def _replay_row(entry: dict[str, Any]) -> dict[str, Any]:
+    output = entry.get("output")
+    wall = entry.get("wall_s")
+    reasons = [text for text in _list(entry, "reasons") if isinstance(text, str)]
+    return {
+        "capture": _text(entry.get("label")) or "",
+        "variant": _text(entry.get("variant")),
+        "tool": _text(entry.get("tool")) or "",
+        "verdict": entry["verdict"] if entry.get("verdict") in VERDICTS else "INCONCLUSIVE",
+        "whole": entry["whole"] if entry.get("whole") in VERDICTS else "INCONCLUSIVE",
+        "errors": _count(entry.get("errors")),
+        "warnings": _count(entry.get("warnings")),
+        "hazards": _count(entry.get("hazards")),
+        "output": _text(output.get("verdict")) if isinstance(output, dict) else None,
+        "wall_s": float(wall) if isinstance(wall, int | float) else None,
+        "reason": "; ".join(reasons)[:500],
+    }
+
+
+def _finding_row(entry: dict[str, Any], finding: dict[str, Any], where: str) -> dict[str, str]:
+    places = [own for own in (finding.get("where"), finding.get("other")) if isinstance(own, dict)]
+    source = [f"{own.get('file')}:{own.get('line')}" for own in places if own.get("file")]
+    told = {
+        "tool": entry.get("tool"),
+        "capture": entry.get("label"),
+        "severity": finding.get("severity"),
+        "finding": finding.get("text"),
+        "hazard": finding.get("hazard"),
+        "where": where,
+        "kernel": finding.get("kernel"),
+        "function": " / ".join(str(own.get("function")) for own in places),
+        "source": " / ".join(source),
+        "count": finding.get("count"),
+    }
+    return _flat(told)
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _report(document: dict[str, Any], name: str, shown: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -259,9 +260,22 @@ def _triton(answer: dict[str, Any] | None, why: str) -> Check:
     return Check("triton", "ok", str(answer["version"]), needed_for="extra")
 
 
-def _sanitizer() -> Check:
-    found = shutil.which("compute-sanitizer")
+def _sanitizer(default: Path = Path("/usr/local/cuda/bin/compute-sanitizer")) -> Check:
+    """Look where ``alphamoe-trace sanitize`` looks, and ask what is found for its version."""
+    named = os.environ.get("ALPHAMOE_COMPUTE_SANITIZER")
+    home = os.environ.get("CUDA_HOME")
+    places = [named] if named else ["compute-sanitizer", f"{home}/bin/compute-sanitizer" if home else "", str(default)]
+    found = next((path for place in places if place and (path := shutil.which(place))), None)
     if found is None:
-        remedy = "install the CUDA toolkit's compute-sanitizer, for sanitizer replays"
-        return Check("compute-sanitizer", "missing", "not on PATH", remedy, "extra")
-    return Check("compute-sanitizer", "ok", found, needed_for="extra")
+        detail = f"$ALPHAMOE_COMPUTE_SANITIZER={named}: no such program" if named else "not found"
+        remedy = "install the CUDA toolkit's compute-sanitizer, or name it in $ALPHAMOE_COMPUTE_SANITIZER: sanitize"
+        return Check("compute-sanitizer", "missing", detail, f"{remedy} is INCONCLUSIVE without it", "extra")
+    try:
+        answer = subprocess.run([found, "--version"], capture_output=True, timeout=30, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        answer = b""
+    version = re.search(rb"Version (\d+(?:\.\d+)+)", answer[:10_000])
+    if version is None:
+        remedy = "reinstall it: nothing that a tool of unknown version finds clean counts"
+        return Check("compute-sanitizer", "broken", f"{found} does not say its version", remedy, "extra")
+    return Check("compute-sanitizer", "ok", f"{version[1].decode()}, {found}", needed_for="extra")

@@ -110,3 +110,22 @@ def test_a_full_disk_and_little_memory_are_missing(tmp_path: Path, monkeypatch: 
     assert doctor._memory(meminfo).state == "missing"
     meminfo.write_text("nonsense")
     assert doctor._memory(meminfo).detail == "unknown on this system"
+
+
+def test_the_sanitizer_is_asked_for_its_version_and_looked_for_where_sanitize_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "compute-sanitizer"
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.delenv("ALPHAMOE_COMPUTE_SANITIZER", raising=False)
+    assert doctor._sanitizer(tool).state == "missing"
+    tool.write_text("#!/bin/sh\necho Version 2025.3.1.0 '(build 1)'\n")
+    tool.chmod(0o755)
+    found = doctor._sanitizer(tool)
+    assert (found.state, found.detail) == ("ok", f"2025.3.1.0, {tool}")
+    tool.write_text("#!/bin/sh\necho hello\n")
+    monkeypatch.setenv("ALPHAMOE_COMPUTE_SANITIZER", str(tool))
+    assert doctor._sanitizer(tmp_path / "none").state == "broken"
+    monkeypatch.setenv("ALPHAMOE_COMPUTE_SANITIZER", "/nowhere/tool")
+    assert "no such program" in doctor._sanitizer(tool).detail

@@ -1,8 +1,8 @@
 """A stand-in for compute-sanitizer in whole sessions: it plays control processes and replays without a GPU.
 
 ``behaviour.json`` beside the script says how it misbehaves: ``miss`` and ``flag`` (kernels, as
-``racecheck:planted_X``), ``leak`` (tools whose filter lets everything through), ``fault`` (tools that find a race in the target), ``hang``
-(a word of the replay's specification path, or ``TOOL:controls``).
+``racecheck:planted_X``), ``leak`` (tools whose filter lets everything through), ``fault`` (tools that find a race in
+the target), ``hang`` (a word of the replay's specification path, or ``TOOL:controls``).
 """
 
 from __future__ import annotations

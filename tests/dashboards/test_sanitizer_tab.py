@@ -1,0 +1,112 @@
+"""The Sanitizer tab shows what ``alphamoe-trace sanitize`` wrote: replays, findings, controls, scope."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import golden
+
+from alphamoe_dashboards.verdict_facts import SANITIZE_SCHEMA, report_facts
+from alphamoe_profiler.cli import main
+from alphamoe_profiler.verdicts import Verdict
+from alphamoe_sanitizer_replays.report_records import REPORT_SCHEMA, CaptureFacts, ReplayEntry, SanitizeReport
+from alphamoe_sanitizer_replays.results import Access, ControlOutcome, ControlReport, Finding, OutputCheck
+from alphamoe_sanitizer_replays.sanitize import write_reports
+
+
+def report(run_id: str | None) -> SanitizeReport:
+    """One replay that failed racecheck, with a control that was missed."""
+    race = Finding(
+        tool="racecheck",
+        severity="warning",
+        kind="hazard",
+        text="Race reported",
+        hazard="RAW",
+        where=Access("void publish<(bool)1>(float *)", "kernel.cu", 18),
+        count=1024,
+    )
+    missed = ControlOutcome(
+        control="stmatrix",
+        mechanism="ldmatrix/stmatrix",
+        tool="racecheck",
+        meant_for=True,
+        basic=False,
+        caught=False,
+        sound_clean=True,
+        reason="the tool reported nothing",
+    )
+    entry = ReplayEntry(
+        capture="captures/rank=0/layer=0-M=1-step=2",
+        label="rank 0 layer 0 M 1",
+        variant="t8_c8",
+        tool="racecheck",
+        verdict=Verdict.FAIL,
+        whole=Verdict.FAIL,
+        reasons=("racecheck warning: Race reported; warnings are not clean",),
+        warnings=1,
+        hazards=1,
+        findings=(race,),
+        output=OutputCheck(verdict="PASS"),
+        wall_s=9.5,
+    )
+    facts = CaptureFacts(path=entry.capture, plugin="alphamoe_w8a8", symbols=("k",), rank=0, layer=0, M=1)
+    return SanitizeReport(
+        verdict=Verdict.FAIL,
+        reason="racecheck, rank 0 layer 0 M 1, t8_c8: a race",
+        scope=("M1, rank 0, layer 0, t8_c8; racecheck 1 hazard, 1 warning",),
+        run_id=run_id,
+        targets=("RUN",),
+        tool_version="2025.3.1.0",
+        tools=("racecheck",),
+        controls=(ControlReport(tool="racecheck", outcomes=(missed,), problems=("nothing was caught",)),),
+        captures=(facts,),
+        entries=(entry,),
+    )
+
+
+def test_facts_are_read_from_the_report_that_sanitize_writes(tmp_path: Path) -> None:
+    """Replays, findings and controls are rows; records of single processes beside it are no reports."""
+    assert SANITIZE_SCHEMA == REPORT_SCHEMA
+    folder = tmp_path / "reports" / "sanitizer"
+    (folder / "replays").mkdir(parents=True)
+    write_reports(report("run-1"), folder)
+    (folder / "replays" / "replay.json").write_text(json.dumps({"status": "launched"}))
+    gates, (facts,), problems = report_facts(tmp_path / "reports", "run-1")
+    assert (gates, problems) == ([], [])
+    assert facts["verdict"] == "FAIL"
+    assert (
+        facts["replays"][0] | {"verdict": "FAIL", "hazards": 1, "output": "PASS", "wall_s": 9.5} == facts["replays"][0]
+    )
+    (finding,) = facts["findings"]
+    assert (finding["hazard"], finding["source"], finding["count"]) == ("RAW", "kernel.cu:18", "1024")
+    assert [own["control"] for own in facts["controls"]] == ["stmatrix"]
+    assert facts["notes"] == ["racecheck: nothing was caught"]
+    assert report_facts(tmp_path / "reports", "run-2")[1] == []
+
+
+def test_a_damaged_report_of_that_schema_is_shown_without_what_cannot_be(tmp_path: Path) -> None:
+    """Values of the wrong kind never reach the page."""
+    folder = tmp_path / "reports" / "sanitizer"
+    folder.mkdir(parents=True)
+    odd = {"schema": SANITIZE_SCHEMA, "verdict": "PASS", "entries": [3, {"errors": "x", "output": 1}], "controls": [{}]}
+    (folder / "report.json").write_text(json.dumps(odd))
+    _, (facts,), _ = report_facts(tmp_path / "reports")
+    assert [(row["verdict"], row["errors"]) for row in facts["replays"]] == [("INCONCLUSIVE", None)]
+
+
+def test_the_tab_shows_scope_replays_controls_and_findings(open_page: Any, tmp_path: Path) -> None:
+    """What a reader of the page sees."""
+    run = golden.build(tmp_path / "run", world_size=1)
+    folder = run / "reports" / "sanitizer"
+    folder.mkdir(parents=True)
+    run_id = json.loads((run / "run.json").read_text())["run_id"]
+    write_reports(report(run_id), folder)
+    assert main(["dashboard", str(run)]) == 0
+    tab = open_page(run / "reports" / "dashboard.html", "#view=sanitizer")
+    text = tab.locator("main").inner_text()
+    assert "Scope: M1, rank 0, layer 0, t8_c8; racecheck 1 hazard, 1 warning" in text
+    assert "0 of 1 planted faults caught" in text
+    assert "kernel.cu:18" in text
+    assert "9.5" in tab.locator("#replay-table").inner_text()
