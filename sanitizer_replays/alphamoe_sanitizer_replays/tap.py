@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from alphamoe_sanitizer_replays.hook_report import Board
 from alphamoe_sanitizer_replays.hook_settings import HookSettings
-from alphamoe_tracers.errors import UsageError
+from alphamoe_tracers.errors import AlphaMoEError, UsageError
 
 if TYPE_CHECKING:
     from alphamoe_sanitizer_replays.call_record import OpenCall
@@ -76,9 +76,7 @@ class Tap:
         try:
             return step()
         except Exception as error:  # ours to report, never the host's to see
-            from alphamoe_sanitizer_replays.call_tree import RefusedValueError
-
-            name = "" if isinstance(error, RefusedValueError | UsageError) else f"{type(error).__name__}: "
+            name = "" if isinstance(error, AlphaMoEError) else f"{type(error).__name__}: "
             self._failed(f"{name}{error}")
             return None
         finally:

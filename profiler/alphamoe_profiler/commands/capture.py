@@ -90,7 +90,9 @@ def run(args: argparse.Namespace) -> int:
     for line in lines:
         sys.stderr.write(printable(f"{line[:1].upper()}{line[1:]}\n"))
     if captured:
-        sys.stderr.write(printable(f"Next: alphamoe-trace sanitize {settings.out}, or replay with one of its captures\n"))
+        sys.stderr.write(
+            printable(f"Next: alphamoe-trace sanitize {settings.out}, or replay with one of its captures\n")
+        )
     # A server is ended by a signal: that is no failure of its own.
     if code and not interrupted:
         sys.stderr.write(f"the program ended with {code}\n")
