@@ -48,7 +48,8 @@ EQUAL = OutputCheck(verdict="PASS")
 _PRELUDE = """\
 import os, signal, subprocess, sys, time
 def after(name):
-    return sys.argv[sys.argv.index(name) + 1].replace("%%", "%")
+    text = sys.argv[sys.argv.index(name) + 1].replace("%%", "\\0").replace("%p", str(os.getpid()))
+    return text.replace("\\0", "%")
 def log(text):
     with open(after("--log-file"), "a") as stream:
         stream.write(text)

@@ -233,6 +233,23 @@ def test_unprinted_findings_are_not_the_targets_where_the_log_shows_those_of_oth
     assert (verdict.target, verdict.whole) == (Verdict.INCONCLUSIVE, Verdict.FAIL)
 
 
+def test_failed_host_calls_up_to_the_print_limit_may_hide_a_fault_of_the_target() -> None:
+    call = 'Program hit CUDA_ERROR_INVALID_VALUE (error 1) due to "x" on CUDA API call to cuGetProcAddress_v2.'
+    text = (
+        f"{BANNER}========= {call}\n========= \n========= ERROR SUMMARY: 15 errors\n"
+        "========= ERROR SUMMARY: 14 errors were not printed. Use --print-limit\n"
+    )
+    verdict = judged(a_run(text=text))
+    assert (verdict.target, verdict.whole) == (Verdict.INCONCLUSIVE, Verdict.FAIL)
+    assert "14 findings were not printed" in verdict.reasons
+
+
+def test_a_log_of_another_tool_proves_nothing_for_this_one() -> None:
+    for text in (CLEAN["memcheck"], CLEAN["racecheck"] + "========= ERROR SUMMARY: 0 errors\n"):
+        assert judged(a_run("racecheck", text)).target is Verdict.INCONCLUSIVE
+    assert judged(msgspec.structs.replace(a_run("synccheck"), tool="memcheck")).target is Verdict.INCONCLUSIVE
+
+
 def test_an_allowed_finding_passes_is_listed_apart_and_stays_in_the_totals() -> None:
     verdict = judged(a_run(text=with_fault(errors=2)), allow=parse_allow_list(ENTRY, "a.toml"))
     assert (verdict.target, verdict.whole, verdict.found, verdict.shown) == (Verdict.PASS, Verdict.PASS, 2, 2)
