@@ -59,9 +59,9 @@ class ReplayEntry(msgspec.Struct, frozen=True, kw_only=True):
     """``finding``, ``count``, ``output``, ``allow-list``, ``evidence``, ``controls`` or ``all conditions``."""
     hint: str = ""
     """What would settle what is open."""
-    errors: int = 0
-    """By the tool's own summaries."""
-    warnings: int = 0
+    errors: int | None = None
+    """By the tool's own summaries; null where it wrote none."""
+    warnings: int | None = None
     hazards: int | None = None
     findings: tuple[Finding, ...] = ()
     """In the kernel under test, allowed ones included."""

@@ -90,11 +90,14 @@ def _result(entry: ReplayEntry) -> str:
     if entry.tool == "none":
         verdict = entry.output.verdict if entry.output is not None else "not checked"
         return f"no tool, output {verdict}"
-    if entry.tool == "racecheck":
-        hazards = entry.hazards if entry.hazards is not None else entry.errors + entry.warnings
-        found = f"{_many(hazards, 'hazard')}, {_many(entry.warnings, 'warning')}"
+    errors, warnings = entry.errors, entry.warnings or 0
+    if errors is None:
+        found = "no count"
+    elif entry.tool == "racecheck":
+        hazards = entry.hazards if entry.hazards is not None else errors + warnings
+        found = f"{_many(hazards, 'hazard')}, {_many(warnings, 'warning')}"
     else:
-        found = _many(entry.errors, "error") + (f", {_many(entry.warnings, 'warning')}" if entry.warnings else "")
+        found = _many(errors, "error") + (f", {_many(warnings, 'warning')}" if warnings else "")
     return f"{entry.tool} {found}{allowed}{open_told}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,9 +16,11 @@ from made_captures import make_capture
 
 from alphamoe_profiler import memory
 from alphamoe_profiler.cli import main
-from alphamoe_sanitizer_replays import sanitize
 from alphamoe_sanitizer_replays.report_records import SanitizeReport
 from alphamoe_sanitizer_replays.sanitize import read_report
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "profiler"))  # the golden bundles' builder
+import golden
 
 FAKE = Path(__file__).with_name("session_tool.py")
 BOTH = ("synccheck", "racecheck")
@@ -202,7 +205,8 @@ def test_no_gpu_is_inconclusive(captures: Path, tmp_path: Path, tool: Callable[.
     code, report = session(captures, tmp_path / "r", tool(), "--device", "cpu")
     assert code == 3
     assert "on the CPU" in report.reason
-    assert "0 errors (INCONCLUSIVE, proves nothing)" in report.scope[0]
+    assert "synccheck no count (INCONCLUSIVE, proves nothing)" in report.scope[0]
+    assert "0 errors" not in report.scope[0]
 
 
 @pytest.mark.usefixtures("gpu")
@@ -281,12 +285,38 @@ def test_a_wrong_word_is_a_usage_error_and_leaves_nothing(
     assert not (tmp_path / "r").exists()
 
 
-def test_a_run_without_captures_names_the_option_that_makes_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.usefixtures("gpu")
+def test_a_run_keeps_its_report_and_one_without_captures_names_the_option_that_makes_them(
+    captures: Path, tmp_path: Path, tool: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The way out is a recording with --capture."""
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "run.json").write_text("{}")
-    assert sanitize  # the module imports without a GPU
-    assert main(["sanitize", str(tmp_path / "run")]) in (2, 3)
-    assert capsys.readouterr().err
+    """Paths in the report are relative to the run, and its id is told."""
+    run = golden.build(tmp_path / "run", world_size=4)
+    assert main(["sanitize", str(run)]) == 2
+    assert "--capture layer=0,M=1" in capsys.readouterr().err
+    shutil.copytree(captures, run / "captures" / "rank=2")
+    assert main(["sanitize", str(run), "--tool", "synccheck", "--sanitizer", tool(), "--M", "last"]) == 0
+    report = read_report(run / "reports" / "sanitizer" / "report.json")
+    assert report.captures[0].path == "captures/rank=2/alphamoe_w8a8-M=5"
+    assert report.run_id == json.loads((run / "run.json").read_text())["run_id"]
+
+
+@pytest.mark.usefixtures("gpu")
+def test_an_allowed_finding_is_listed_apart_and_stays_in_the_totals(
+    captures: Path, tmp_path: Path, tool: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """PASS with the finding told; an entry that nothing needed is noted; one without a reason is CONFIG_ERROR."""
+    allow, fake = tmp_path / "allow.toml", tool(fault=["racecheck"])
+    entry = '[[allow]]\nsymbol = "wait"\nhazard = "hazard"\ntool = "racecheck"\n'
+    entry += 'tool_versions = "2025.1..2025.4"\nexpires = 2099-01-01\n'
+    allow.write_text(f'{entry}reason = "known"\n{entry.replace("wait", "other")}reason = "unused"\n')
+    more = ("--M", "3", "--allow-list", str(allow))
+    code, report = session(captures, tmp_path / "r", fake, *more, tools=("racecheck",))
+    assert code == 0, capsys.readouterr().out
+    assert (report.entries[0].hazards, len(report.entries[0].findings)) == (1, 1)
+    assert "known" in report.entries[0].allowed[0]
+    assert "racecheck 1 hazard, 0 warnings (1 allowed)" in report.scope[0]
+    assert any("not used: other" in note for note in report.notes)
+    allow.write_text(entry)
+    words = ["sanitize", str(captures), "--out", str(tmp_path / "s"), "--sanitizer", fake, *more]
+    assert main(words) == 2
+    assert not (tmp_path / "s").exists()

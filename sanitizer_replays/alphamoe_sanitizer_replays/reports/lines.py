@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from alphamoe_profiler.verdicts import Verdict
 from alphamoe_sanitizer_replays.report_records import ReplayEntry, SanitizeReport, told
 from alphamoe_sanitizer_replays.results import Access, ControlReport, Finding
 
@@ -36,6 +37,8 @@ def counts_told(entry: ReplayEntry) -> str:
     """Say what the tool counted: ``0 errors``, ``3 hazards, 0 errors, 3 warnings``."""
     if entry.tool == "none":
         return "no tool"
+    if entry.errors is None:
+        return "no count"
     parts = [(entry.hazards, "hazard"), (entry.errors, "error"), (entry.warnings or None, "warning")]
     return ", ".join(f"{n:,} {noun}{'' if n == 1 else 's'}" for n, noun in parts if n is not None)
 
@@ -62,6 +65,16 @@ def control_lines(report: ControlReport) -> list[str]:
             missed = "missed" if not outcome.caught else "flagged its sound twin"
             lines.append(f"{report.tool} {missed}: {outcome.control} ({outcome.mechanism}): {outcome.reason}")
     return lines
+
+
+def open_entries(report: SanitizeReport) -> list[ReplayEntry]:
+    """Give the entries that need words of their own: not clean, and for another reason than the whole session's."""
+    return [
+        entry
+        for entry in report.entries
+        if (entry.verdict is not Verdict.PASS or entry.whole is not entry.verdict)
+        and (entry.log_file is not None or entry.reasons != (report.reason,))
+    ]
 
 
 def entry_reasons(entry: ReplayEntry) -> list[str]:

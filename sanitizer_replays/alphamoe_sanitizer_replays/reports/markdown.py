@@ -11,6 +11,7 @@ from alphamoe_sanitizer_replays.reports.lines import (
     counts_told,
     entry_reasons,
     finding_lines,
+    open_entries,
     output_told,
     seconds,
     wall_lines,
@@ -37,10 +38,9 @@ def markdown(report: SanitizeReport) -> str:
             verdict = f"{_SIGN[entry.verdict]} {entry.verdict.value}"
             lines.append(f"| {' | '.join(_text(cell) for cell in (*cells, verdict, *rest))} |")
         lines.append("")
-    for entry in report.entries:
-        if entry.verdict is not Verdict.PASS or entry.whole is not entry.verdict:
-            found = [*finding_lines(entry.findings), *(f"other: {o}" for o in finding_lines(entry.other_findings))]
-            lines += _list(told(entry), (*entry_reasons(entry), *found))
+    for entry in open_entries(report):
+        found = [*finding_lines(entry.findings), *(f"other: {o}" for o in finding_lines(entry.other_findings))]
+        lines += _list(told(entry), (*entry_reasons(entry), *found))
     allowed = [f"{told(entry)}: {line}" for entry in report.entries for line in entry.allowed]
     lines += _list("Allowed, and still in the totals", allowed)
     lines += _list("Positive controls", [line for own in report.controls for line in control_lines(own)])

@@ -15,6 +15,7 @@ from alphamoe_sanitizer_replays.reports.lines import (
     counts_told,
     entry_reasons,
     finding_lines,
+    open_entries,
     output_told,
     seconds,
     wall_lines,
@@ -58,10 +59,9 @@ def _print(console: Console, report: SanitizeReport) -> None:
     console.print()
     if report.entries:
         _table(console, report)
-    for entry in report.entries:
-        if entry.verdict is not Verdict.PASS or entry.whole is not entry.verdict:
-            other = [f"in another kernel: {line}" for line in finding_lines(entry.other_findings)]
-            _lines(console, told(entry), [*entry_reasons(entry), *finding_lines(entry.findings), *other])
+    for entry in open_entries(report):
+        other = [f"in another kernel: {line}" for line in finding_lines(entry.other_findings)]
+        _lines(console, told(entry), [*entry_reasons(entry), *finding_lines(entry.findings), *other])
     allowed = [f"{told(entry)}: {line}" for entry in report.entries for line in entry.allowed]
     _lines(console, "Allowed, and still in the totals", allowed)
     _lines(console, "Positive controls", [line for own in report.controls for line in control_lines(own)])
