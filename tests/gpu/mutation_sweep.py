@@ -100,13 +100,22 @@ class Sweep:
         inputs: captures by name.
         folder: for logs, mutants and specifications.
         record: takes each outcome as it comes, from any thread.
+        device: where replays run; only tests say ``cpu``.
     """
 
-    def __init__(self, inputs: Mapping[str, ReplayInputs], folder: Path, record: Callable[[Outcome], None]) -> None:
+    def __init__(
+        self,
+        inputs: Mapping[str, ReplayInputs],
+        folder: Path,
+        record: Callable[[Outcome], None],
+        *,
+        device: str = "cuda",
+    ) -> None:
         from alphamoe_sanitizer_replays.replay_spec import child_environment
         from alphamoe_sanitizer_replays.sanitizer import find_tool
 
         self._inputs, self._folder, self._record = inputs, folder, record
+        self._device = device
         self._environment = child_environment()
         self._tool = find_tool()
         self._checking = threading.Lock()
@@ -128,7 +137,7 @@ class Sweep:
 
         inputs = self._inputs[case.input]
         folder = self._folder / "runs" / case.mutant / f"{case.variant}-{case.input}-{case.tool}"
-        job = prepare_job(inputs, folder, device="cuda", variant=case.variant, source=source)
+        job = prepare_job(inputs, folder, device=self._device, variant=case.variant, source=source)
         if case.tool == "none":
             limit = min(PLAIN_LIMIT_S, limit_s)
             run = run_plain(job.argv, folder=folder, timeout_s=limit, env=self._environment, result_file=job.result)

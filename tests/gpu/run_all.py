@@ -31,6 +31,8 @@ class Step:
     limit_s: int
 
 
+SANITIZER = ("captures", "plain", "walls", "sanitize", "variants")
+
 STEPS = (
     Step("probe", (str(HERE / "collector_probe.py"),), 120),
     Step("kernel", (str(HERE / "kernel_check.py"), "--json", "{results}/kernel.json"), 300),
@@ -38,6 +40,8 @@ STEPS = (
     Step("trace", (str(HERE / "trace_check.py"), "--results", "{results}"), 420),
     Step("collector-bench", (str(HERE / "collector_bench.py"), "--json", "{results}/collector_bench.json"), 240),
     Step("overhead", (str(HERE / "engine_overhead.py"), "--json", "{results}/overhead.json"), 240),
+    Step("sanitizer", (str(HERE / "sanitizer_check.py"), "--results", "{results}", "--only", *SANITIZER), 600),
+    Step("mutations", (str(HERE / "sanitizer_check.py"), "--results", "{results}", "--only", "mutations"), 600),
     Step("pytest", ("-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", str(ROOT / "tests")), 300),
 )
 

@@ -5,7 +5,9 @@ sanitizer_check.py is the long form. The inputs are made here; captures of real 
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from kernel_mutations import VARIANTS, all_mutants, write_mutant
 from mutation_inputs import make_ragged
-from mutation_sweep import PLAIN_LIMIT_S, TOOL_LIMIT_S, Sweep
+from mutation_sweep import Sweep, run_sweep
 from mutation_table import KERNEL, Case, Outcome
 
 from alphamoe_backend.experts.alphamoe_w8a8 import implementation
@@ -26,6 +28,8 @@ from alphamoe_sanitizer_replays.sanitizer import find_tool
 from alphamoe_tracers.errors import AlphaMoEError
 
 pytestmark = pytest.mark.gpu
+LIMIT_S = 240.0
+"""Of all processes together."""
 CATCHES = (
     ("racecheck", "plan_barrier", "t16_c4", "ragged150"),
     ("racecheck", "advance_wait", "t8_c8", "ragged3"),
@@ -36,8 +40,12 @@ CATCHES = (
 MUTANTS = {mutant.name: mutant for mutant in all_mutants()}
 
 
+OUTPUT = ("none", "peer_left_out", "t8_c8", "ragged3")
+
+
 @pytest.fixture(scope="module")
-def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, Outcome]:
+    """Run everything that the tests ask about at once, each in a process of its own."""
     device = torch.device("cuda", 0)
     if implementation(device) != "hopper":
         pytest.skip("needs compute capability 9.0")
@@ -48,34 +56,36 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     folder = tmp_path_factory.mktemp("sanitizer")
     captures = make_ragged(folder / "ragged", device)
     inputs = {name: prepare_inputs(open_capture(path), folder / "inputs") for name, path in captures.items()}
-    return Sweep(inputs, folder, lambda outcome: None)
-
-
-def replay(sweep: Sweep, tool: str, mutant: str, variant: str, inputs: str, folder: Path) -> Outcome:
-    """Replay one mutant, or the kernel itself, in a process of its own."""
-    source = None if mutant == KERNEL else write_mutant(MUTANTS[mutant], folder)
-    limit_s = PLAIN_LIMIT_S if tool == "none" else TOOL_LIMIT_S
-    return sweep.run(Case(mutant, variant, inputs, tool), source, limit_s)
+    sources: dict[str, Path | None] = {KERNEL: None}
+    sources |= {name: write_mutant(MUTANTS[name], folder / "sources") for _, name, _, _ in (*CATCHES, OUTPUT)}
+    to_do = [Case(KERNEL, variant, name, tool) for variant in VARIANTS for tool in ("none", *TOOLS) for name in inputs]
+    to_do += [Case(mutant, variant, name, tool) for tool, mutant, variant, name in (*CATCHES, OUTPUT)]
+    sweep = Sweep(inputs, folder, lambda outcome: None)
+    jobs = max(2, (os.cpu_count() or 4) - 1)
+    made = run_sweep(to_do, sources, sweep.run, jobs=jobs, deadline=time.monotonic() + LIMIT_S)
+    return dict(zip(to_do, made, strict=True))
 
 
 @pytest.mark.parametrize("tool", ["none", *TOOLS])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_kernel_is_clean(sweep: Sweep, tool: str, variant: str, tmp_path: Path) -> None:
+def test_the_kernel_is_clean(outcomes: dict[Case, Outcome], tool: str, variant: str) -> None:
     """Every variant gives the captured output, and no tool finds anything in it, on ragged and unused parts."""
-    made = replay(sweep, tool, KERNEL, variant, "ragged150", tmp_path)
-    assert made.outcome == "clean", made.detail
+    for name in ("ragged3", "ragged150"):
+        made = outcomes[Case(KERNEL, variant, name, tool)]
+        assert made.outcome == "clean", f"{name}: {made.detail}"
 
 
 @pytest.mark.parametrize(("tool", "mutant", "variant", "inputs"), CATCHES)
 def test_the_tool_catches_its_mutant(
-    sweep: Sweep, tool: str, mutant: str, variant: str, inputs: str, tmp_path: Path
+    outcomes: dict[Case, Outcome], tool: str, mutant: str, variant: str, inputs: str
 ) -> None:
     """A barrier, a wait, a mask or a bound gone wrong in the real kernel is found by the tool that is for it."""
-    own = replay(sweep, tool, KERNEL, variant, inputs, tmp_path)
-    assert own.outcome == "clean", own.detail
-    assert replay(sweep, tool, mutant, variant, inputs, tmp_path).outcome == "found"
+    made = outcomes[Case(mutant, variant, inputs, tool)]
+    assert made.outcome == "found", f"{made.outcome}: {made.detail}"
 
 
-def test_the_output_check_catches_a_mutant(sweep: Sweep, tmp_path: Path) -> None:
-    """A value that is pushed to one CTA less than there are gives a wrong output without any tool."""
-    assert replay(sweep, "none", "peer_left_out", "t8_c8", "ragged3", tmp_path).outcome == "wrong"
+def test_the_output_check_catches_a_mutant(outcomes: dict[Case, Outcome]) -> None:
+    """Values that one CTA of the cluster never gets make a wrong output, which is seen without any tool."""
+    tool, mutant, variant, inputs = OUTPUT
+    made = outcomes[Case(mutant, variant, inputs, tool)]
+    assert made.outcome == "wrong", f"{made.outcome}: {made.detail}"

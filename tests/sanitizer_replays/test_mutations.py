@@ -41,7 +41,7 @@ from alphamoe_sanitizer_replays.sanitizer import run_plain
 MUTANTS = all_mutants()
 BY_NAME = {made.name: made for made in MUTANTS}
 NAMES = [made.name for made in MUTANTS]
-SAMPLE = ("cluster_pushed t8_c8", "padding_row t16_c4", "wgmma_commit t64_w")
+SAMPLE = ("cluster_pushed t8_c8", "padding_row t8_c8", "wgmma_commit t64_w")
 """Built in every run of the tests; ``-m slow`` or tests/gpu/mutant_builds.py builds all."""
 SYNCHRONISES = re.compile(
     r"__syncthreads\(\)|__syncwarp\(|cluster_arrive\(\)|cluster_wait\(\)|copies_wait<|copies_commit\(\)|"
@@ -278,6 +278,22 @@ def test_what_was_not_run_is_a_problem() -> None:
     assert {outcome.outcome for outcome in made} == {"not run"}
     assert len(problems) == len(made)
     assert summarise(rows)["killed"] == 0
+
+
+def test_a_sweep_goes_through_the_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each case is a process of its own under the tool that is named, and its logs and outputs are read and judged."""
+    fake = tmp_path / "tool"
+    fake.write_text(f"#!{sys.executable}\n" + Path(__file__).with_name("session_tool.py").read_text())
+    fake.chmod(0o755)
+    (tmp_path / "behaviour.json").write_text('{"fault": ["racecheck"]}')
+    monkeypatch.setenv("ALPHAMOE_COMPUTE_SANITIZER", str(fake))
+    path = make_ragged(tmp_path / "ragged", torch.device("cpu"))["ragged3"]
+    inputs = {"ragged3": prepare_inputs(open_capture(path), tmp_path / "inputs")}
+    sweep = mutation_sweep.Sweep(inputs, tmp_path, lambda made: None, device="cpu")
+    to_do = [Case(KERNEL, "t8_c8", "ragged3", tool) for tool in ("none", "synccheck", "racecheck")]
+    made = run_sweep(to_do, {KERNEL: None}, sweep.run, jobs=2, deadline=time.monotonic() + 60.0)
+    assert [outcome.outcome for outcome in made] == ["clean", "clean", "found"], made
+    assert "planted_faults.cu:18" in made[2].detail
 
 
 def test_a_case_that_breaks_is_an_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
