@@ -34,7 +34,7 @@ from mutation_table import KERNEL, Case, Outcome, print_table, summarise, tabula
 from alphamoe_sanitizer_replays.replay_job import ReplayInputs, check_outputs, prepare_inputs, prepare_job  # noqa: E402
 from alphamoe_sanitizer_replays.results import TOOLS, Finding, ToolRun  # noqa: E402
 
-PLAIN_LIMIT_S, TOOL_LIMIT_S, HUNG_LIMIT_S = 20.0, 60.0, 25.0
+PLAIN_LIMIT_S, TOOL_LIMIT_S, HUNG_LIMIT_S = 30.0, 60.0, 25.0
 """Seconds a process; the last under a tool when the same hung without one."""
 
 
