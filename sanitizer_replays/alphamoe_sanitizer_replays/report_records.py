@@ -75,7 +75,8 @@ class ReplayEntry(msgspec.Struct, frozen=True, kw_only=True):
     kernel_us: tuple[float, ...] = ()
     """Device times of launches without a tool, microseconds."""
     timings_s: dict[str, float] = {}
-    """``process_start``, ``imports``, ``compile``, ``upload``, ``launch``, ``download``, as far as they are known."""
+    """``process_start``, ``imports``, ``compile``, ``upload``, ``launch``, ``download``, as far as they are known.
+    ``compile`` is mostly ahead of the process, once for all tools of a variant, and then no part of ``wall_s``."""
     wall_s: float = 0.0
     """The whole process under the tool, from its start to its end."""
     source_sha256: str | None = None
