@@ -1,4 +1,4 @@
-"""What a replay and a tool found: plain records, written as JSON, judged by :mod:`verdict`."""
+"""What a replay and a tool found: plain records, written as JSON, judged by what lies in ``verdicts``."""
 
 from __future__ import annotations
 

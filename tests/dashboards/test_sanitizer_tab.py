@@ -11,9 +11,9 @@ import golden
 from alphamoe_dashboards.verdict_facts import SANITIZE_SCHEMA, report_facts
 from alphamoe_profiler.cli import main
 from alphamoe_profiler.verdicts import Verdict
-from alphamoe_sanitizer_replays.report_records import REPORT_SCHEMA, CaptureFacts, ReplayEntry, SanitizeReport
+from alphamoe_sanitizer_replays.reports.records import REPORT_SCHEMA, CaptureFacts, ReplayEntry, SanitizeReport
 from alphamoe_sanitizer_replays.results import Access, ControlOutcome, ControlReport, Finding, OutputCheck
-from alphamoe_sanitizer_replays.sanitize import write_reports
+from alphamoe_sanitizer_replays.session.run import write_reports
 
 
 def report(run_id: str | None) -> SanitizeReport:

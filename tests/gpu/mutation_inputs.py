@@ -20,8 +20,8 @@ from alphamoe_backend.geometry import LocalGeometry
 from alphamoe_backend.kernels.jit import compile_cubin
 from alphamoe_backend.kernels.launch import SOURCE_NAME, SYMBOL, choose_variant, shape_for_blocks
 from alphamoe_backend.routing import AlignedPlan, align_block_size
-from alphamoe_sanitizer_replays.capture_records import Capture, GeometryRecord, LaunchInfo
-from alphamoe_sanitizer_replays.capture_store import write_capture
+from alphamoe_sanitizer_replays.captures.records import Capture, GeometryRecord, LaunchInfo
+from alphamoe_sanitizer_replays.captures.store import write_capture
 
 GEOMETRY = LocalGeometry(E=16, H=384, I_local=256, top_k=4)
 USED_EXPERTS = (0, 1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13, 15)

@@ -31,7 +31,7 @@ from kernel_mutations import Mutant, all_mutants, changed_lines, write_mutant  #
 from mutant_builds import ARCH  # noqa: E402
 from mutation_table import KERNEL, Case, Outcome, print_table, summarise, tabulate  # noqa: E402
 
-from alphamoe_sanitizer_replays.replay_job import ReplayInputs, check_outputs, prepare_inputs, prepare_job  # noqa: E402
+from alphamoe_sanitizer_replays.replays.job import ReplayInputs, check_outputs, prepare_inputs, prepare_job  # noqa: E402
 from alphamoe_sanitizer_replays.results import TOOLS, Finding, ToolRun  # noqa: E402
 
 PLAIN_LIMIT_S, TOOL_LIMIT_S, HUNG_LIMIT_S = 30.0, 60.0, 25.0
@@ -111,8 +111,8 @@ class Sweep:
         *,
         device: str = "cuda",
     ) -> None:
-        from alphamoe_sanitizer_replays.replay_spec import child_environment
-        from alphamoe_sanitizer_replays.sanitizer import find_tool
+        from alphamoe_sanitizer_replays.replays.spec import child_environment
+        from alphamoe_sanitizer_replays.tool.sanitizer import find_tool
 
         self._inputs, self._folder, self._record = inputs, folder, record
         self._device = device
@@ -133,7 +133,7 @@ class Sweep:
         return made
 
     def _launch(self, case: Case, source: Path | None, limit_s: float) -> tuple[str, str]:
-        from alphamoe_sanitizer_replays.sanitizer import run_plain, run_tool
+        from alphamoe_sanitizer_replays.tool.sanitizer import run_plain, run_tool
 
         inputs = self._inputs[case.input]
         folder = self._folder / "runs" / case.mutant / f"{case.variant}-{case.input}-{case.tool}"
@@ -206,7 +206,7 @@ def run_sweep(
 
 def sweep(captures: Mapping[str, Path], mutants: list[Mutant], results: Path, *, jobs: int, limit_s: float) -> int:
     """Run the sweep, print its table, write mutations.json, and return the exit code."""
-    from alphamoe_sanitizer_replays.capture_store import open_capture
+    from alphamoe_sanitizer_replays.captures.store import open_capture
 
     deadline = time.monotonic() + limit_s
     results.mkdir(parents=True, exist_ok=True)

@@ -170,11 +170,11 @@ def walls(bench: Bench, step: Step) -> None:
     """Time one process under each tool, alone on the machine, for the small captures."""
     from mutation_sweep import read_run
 
-    from alphamoe_sanitizer_replays.capture_store import open_capture
-    from alphamoe_sanitizer_replays.replay_job import prepare_inputs, prepare_job
-    from alphamoe_sanitizer_replays.replay_spec import child_environment
+    from alphamoe_sanitizer_replays.captures.store import open_capture
+    from alphamoe_sanitizer_replays.replays.job import prepare_inputs, prepare_job
+    from alphamoe_sanitizer_replays.replays.spec import child_environment
     from alphamoe_sanitizer_replays.results import TOOLS
-    from alphamoe_sanitizer_replays.sanitizer import find_tool, run_tool
+    from alphamoe_sanitizer_replays.tool.sanitizer import find_tool, run_tool
 
     tool_path = find_tool()
     step.numbers["tool_version"] = tool_path.version

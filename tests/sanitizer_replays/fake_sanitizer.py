@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from alphamoe_sanitizer_replays.capture_records import Capture
+from alphamoe_sanitizer_replays.captures.records import Capture
 from alphamoe_sanitizer_replays.results import (
     ControlOutcome,
     ControlReport,
@@ -16,7 +16,7 @@ from alphamoe_sanitizer_replays.results import (
     Tool,
     ToolRun,
 )
-from alphamoe_sanitizer_replays.sanitizer import ToolPath, run_tool
+from alphamoe_sanitizer_replays.tool.sanitizer import ToolPath, run_tool
 
 TARGET = "moe_gemm"
 BANNER = "========= COMPUTE-SANITIZER\n"

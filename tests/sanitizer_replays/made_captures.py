@@ -13,8 +13,8 @@ from alphamoe_backend.geometry import preset
 from alphamoe_backend.quantization.fp8 import ExpertWeights, interleave_gated, per_token_group_quant_fp8
 from alphamoe_backend.routing import topk_softmax
 from alphamoe_backend.weights import SeededWeights
-from alphamoe_sanitizer_replays.capture_records import Capture, GeometryRecord, SeededWeightsFrom, TensorRole
-from alphamoe_sanitizer_replays.capture_store import StoredCapture, open_capture, write_capture
+from alphamoe_sanitizer_replays.captures.records import Capture, GeometryRecord, SeededWeightsFrom, TensorRole
+from alphamoe_sanitizer_replays.captures.store import StoredCapture, open_capture, write_capture
 
 SEED, LAYER, RANK, WORLD_SIZE = 7, 1, 2, 4
 ORIGIN = SeededWeightsFrom(model="tiny", layers=2, seed=SEED, dtype="float32", device_kind="cpu")

@@ -48,9 +48,9 @@ def main(argv: list[str]) -> int:
     log.write_text("========= COMPUTE-SANITIZER\n")
     module, rest = argv[argv.index("-m") + 1], argv[argv.index("-m") + 2 :]
     hang = behaviour.get("hang", "")
-    if hang and (hang in rest[0] if module.endswith(".replay") else hang == f"{tool}:controls"):
+    if hang and (hang in rest[0] if module.endswith(".replays.process") else hang == f"{tool}:controls"):
         time.sleep(60)
-    play = _controls if module.endswith("control_process") else _replay
+    play = _controls if module.endswith(".controls.process") else _replay
     found = play(tool, filters, rest, behaviour)
     text = "".join(FOUND[tool].format(function=function, kernel=kernel) for function, kernel in found)
     count, plural = len(found), "" if len(found) == 1 else "s"
@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int:
 
 
 def _controls(tool: str, filters: list[str], rest: list[str], behaviour: dict[str, list[str]]) -> list[tuple[str, str]]:
-    from alphamoe_sanitizer_replays.controls import BY_NAME, CANARIES
+    from alphamoe_sanitizer_replays.controls.table import BY_NAME, CANARIES
 
     result, canary, *kernels = rest
     found: list[tuple[str, str]] = []

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from alphamoe_sanitizer_replays.allow_list import load_allow_list, parse_allow_list
 from alphamoe_sanitizer_replays.results import Access, Finding
+from alphamoe_sanitizer_replays.verdicts.allow_list import load_allow_list, parse_allow_list
 from alphamoe_tracers.errors import UsageError
 
 TODAY = datetime.date(2026, 6, 1)

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphamoe_sanitizer_replays.call_tree import RefusedValueError, decode, encode_call, encode_result, layouts
+from alphamoe_sanitizer_replays.captures.call_tree import RefusedValueError, decode, encode_call, encode_result, layouts
 from alphamoe_tracers.errors import EvidenceError
 
 plain = st.recursive(

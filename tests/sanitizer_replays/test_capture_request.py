@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from alphamoe_profiler.run_records import GeometryInfo, PromptInfo, RunInfo, SourceRevision
-from alphamoe_sanitizer_replays.capture_request import CaptureRequest, estimate, parse_capture
+from alphamoe_sanitizer_replays.captures.request import CaptureRequest, estimate, parse_capture
 from alphamoe_tracers.errors import UsageError
 
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from alphamoe_sanitizer_replays import capture_store
-from alphamoe_sanitizer_replays.capture_records import Capture, TensorRole
-from alphamoe_sanitizer_replays.capture_store import (
+from alphamoe_sanitizer_replays.captures import store as capture_store
+from alphamoe_sanitizer_replays.captures.records import Capture, TensorRole
+from alphamoe_sanitizer_replays.captures.store import (
     bytes_of,
     check_room,
     find_captures,
@@ -300,7 +300,7 @@ def test_reading_a_description_needs_no_torch(stored: Path) -> None:
     import sys
 
     code = (
-        "import sys; from pathlib import Path; from alphamoe_sanitizer_replays.capture_store import *;"
+        "import sys; from pathlib import Path; from alphamoe_sanitizer_replays.captures.store import *;"
         f"print(open_capture(Path({str(stored)!r})).capture.label, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

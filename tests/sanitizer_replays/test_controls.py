@@ -14,9 +14,9 @@ import msgspec
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from alphamoe_sanitizer_replays import control_process, scope
-from alphamoe_sanitizer_replays.control_process import arch_of, compile_controls, read_control_result
-from alphamoe_sanitizer_replays.controls import (
+from alphamoe_sanitizer_replays.controls import process as control_process
+from alphamoe_sanitizer_replays.controls.process import arch_of, compile_controls, read_control_result
+from alphamoe_sanitizer_replays.controls.table import (
     BY_NAME,
     CANARIES,
     CONTROLS,
@@ -25,7 +25,8 @@ from alphamoe_sanitizer_replays.controls import (
     control_jobs,
     judge_controls,
 )
-from alphamoe_sanitizer_replays.report_records import CaptureFacts
+from alphamoe_sanitizer_replays.reports import scope
+from alphamoe_sanitizer_replays.reports.records import CaptureFacts
 from alphamoe_sanitizer_replays.results import TOOLS, Access, Finding, Summary, Tool, ToolLog, ToolRun
 
 TARGET = "kernel_alpha_moe_w8a8_up_down"
@@ -74,7 +75,7 @@ def changed(runs: list[ControlRun], name: str, **changes: object) -> tuple[Contr
 
 def test_every_control_of_the_table_is_a_pair_of_the_source() -> None:
     """No control without kernels, no kernels without a control."""
-    source = (resources.files("alphamoe_sanitizer_replays") / "planted_faults.cu").read_text()
+    source = (resources.files("alphamoe_sanitizer_replays.controls") / "planted_faults.cu").read_text()
     assert sorted(re.findall(r"^PAIR\((\w+),", source, re.MULTILINE)) == sorted(BY_NAME)
     assert set(CANARIES) == set(TOOLS)
     assert all(tool in BY_NAME[name].meant_for for tool, names in CANARIES.items() for name in names)
@@ -216,8 +217,8 @@ def test_a_control_process_imports_no_torch() -> None:
     """A process without torch under a tool takes a third of the time of one with it."""
     import subprocess
 
-    code = "import sys, alphamoe_sanitizer_replays.control_process; sys.exit('torch' in sys.modules)"
-    from alphamoe_sanitizer_replays.replay_spec import child_environment
+    code = "import sys, alphamoe_sanitizer_replays.controls.process; sys.exit('torch' in sys.modules)"
+    from alphamoe_sanitizer_replays.replays.spec import child_environment
 
     assert subprocess.run([sys.executable, "-c", code], env=child_environment(), check=False).returncode == 0
 

@@ -13,11 +13,13 @@ import pytest
 import torch
 
 from alphamoe_profiler import cli
-from alphamoe_sanitizer_replays.capture_store import find_captures, open_capture
-from alphamoe_sanitizer_replays.plugin import find_plugin
+from alphamoe_sanitizer_replays.captures.store import find_captures, open_capture
+from alphamoe_sanitizer_replays.plugins.protocol import find_plugin
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "captures"
-INJECT = Path(cli.__file__).resolve().parents[2] / "sanitizer_replays" / "alphamoe_sanitizer_replays" / "inject"
+INJECT = (
+    Path(cli.__file__).resolve().parents[2] / "sanitizer_replays" / "alphamoe_sanitizer_replays" / "hooks" / "inject"
+)
 FOLDERS = [entry for entry in sys.path if entry and Path(entry).is_dir()]
 
 
@@ -170,7 +172,7 @@ def test_the_hook_imports_nothing_heavy_and_is_absent_when_off(tmp_path: Path) -
     """Without a request not even the hook is imported; with one, neither torch nor msgspec."""
     code = (
         "import sys, json; print(json.dumps([sorted(sys.modules.keys() & {'torch', 'msgspec', 'numpy', "
-        "'alphamoe_sanitizer_replays.hook'}), len(sys.meta_path)]))"
+        "'alphamoe_sanitizer_replays.hooks.hook'}), len(sys.meta_path)]))"
     )
 
     def loaded(**variables: str) -> tuple[list[str], int]:
@@ -189,7 +191,7 @@ def test_the_hook_imports_nothing_heavy_and_is_absent_when_off(tmp_path: Path) -
     off_names, off_finders = loaded()
     on_names, on_finders = loaded(ALPHAMOE_CAPTURE_CALLABLE="nowhere:f")
     assert off_names == []
-    assert on_names == ["alphamoe_sanitizer_replays.hook"]
+    assert on_names == ["alphamoe_sanitizer_replays.hooks.hook"]
     assert on_finders == off_finders + 1
 
 

@@ -32,11 +32,11 @@ from mutation_table import CATCHES, KERNEL, Case, Outcome, summarise, tabulate
 
 from alphamoe_backend.environ import CACHE_DIR
 from alphamoe_backend.kernels import launch
-from alphamoe_sanitizer_replays.capture_store import open_capture
-from alphamoe_sanitizer_replays.replay_job import check_outputs, prepare_inputs, prepare_job
-from alphamoe_sanitizer_replays.replay_spec import child_environment
+from alphamoe_sanitizer_replays.captures.store import open_capture
+from alphamoe_sanitizer_replays.replays.job import check_outputs, prepare_inputs, prepare_job
+from alphamoe_sanitizer_replays.replays.spec import child_environment
 from alphamoe_sanitizer_replays.results import TOOLS, Finding, ReplayResult, Summary, ToolLog, ToolRun
-from alphamoe_sanitizer_replays.sanitizer import run_plain
+from alphamoe_sanitizer_replays.tool.sanitizer import run_plain
 
 MUTANTS = all_mutants()
 BY_NAME = {made.name: made for made in MUTANTS}

@@ -27,11 +27,11 @@ from alphamoe_backend.weights import SeededWeights
 from alphamoe_profiler.bundle import RunBundle
 from alphamoe_profiler.cli import main
 from alphamoe_profiler.rank_messages import RankDevice, RankTask
-from alphamoe_sanitizer_replays import capture_store
-from alphamoe_sanitizer_replays.capture_records import LaunchInfo
-from alphamoe_sanitizer_replays.capture_request import estimate, parse_capture
-from alphamoe_sanitizer_replays.capture_store import StoredCapture, find_captures, open_capture
-from alphamoe_sanitizer_replays.recording import CaptureRecorder, RankWithCaptures
+from alphamoe_sanitizer_replays.captures import store as capture_store
+from alphamoe_sanitizer_replays.captures.recording import CaptureRecorder, RankWithCaptures
+from alphamoe_sanitizer_replays.captures.records import LaunchInfo
+from alphamoe_sanitizer_replays.captures.request import estimate, parse_capture
+from alphamoe_sanitizer_replays.captures.store import StoredCapture, find_captures, open_capture
 from alphamoe_tracers.errors import UsageError
 
 
@@ -45,6 +45,7 @@ def rank_task(out: Path, **changes: Any) -> RankTask:
         "device": "cpu",
         "gpu_uuid": None,
         "shared_gpu": False,
+        "communication": "gloo",
         "rendezvous": "",
         "model": "tiny",
         "layers": 2,

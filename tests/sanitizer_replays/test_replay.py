@@ -15,15 +15,15 @@ from made_captures import ORIGIN, make_capture
 from torch import Tensor
 
 from alphamoe_profiler import cli
-from alphamoe_sanitizer_replays.capture_store import StoredCapture, open_capture
-from alphamoe_sanitizer_replays.materialise import place_inputs
-from alphamoe_sanitizer_replays.plugin import find_plugin
-from alphamoe_sanitizer_replays.replay import mapped_tensors, refuse_collectors
-from alphamoe_sanitizer_replays.replay_job import ReplayInputs, check_outputs, prepare_inputs, prepare_job
-from alphamoe_sanitizer_replays.replay_run import ReplayReport, replay_capture
-from alphamoe_sanitizer_replays.replay_spec import child_environment, read_result, read_spec
+from alphamoe_sanitizer_replays.captures.store import StoredCapture, open_capture
+from alphamoe_sanitizer_replays.plugins.materialise import place_inputs
+from alphamoe_sanitizer_replays.plugins.protocol import find_plugin
+from alphamoe_sanitizer_replays.plugins.uploads import experts_in_use
+from alphamoe_sanitizer_replays.replays.job import ReplayInputs, check_outputs, prepare_inputs, prepare_job
+from alphamoe_sanitizer_replays.replays.process import mapped_tensors, refuse_collectors
+from alphamoe_sanitizer_replays.replays.single import ReplayReport, replay_capture
+from alphamoe_sanitizer_replays.replays.spec import child_environment, read_result, read_spec
 from alphamoe_sanitizer_replays.results import OutputCheck, ReplayResult
-from alphamoe_sanitizer_replays.uploads import experts_in_use
 from alphamoe_tracers.errors import EvidenceError, UsageError
 
 PLUGINS = Path(__file__).parent / "replay_plugins"
@@ -354,7 +354,7 @@ def test_a_folder_of_several_captures_is_refused(tmp_path: Path, capsys: pytest.
 def test_the_child_imports_nothing_that_it_does_not_need() -> None:
     """A replay starts under a tool for each variant: no pandas, no pyarrow, no collector, no triton."""
     code = (
-        "import sys; import alphamoe_sanitizer_replays.replay as r; r.find_plugin('alphamoe_w8a8');"
+        "import sys; import alphamoe_sanitizer_replays.replays.process as r; r.find_plugin('alphamoe_w8a8');"
         "import safetensors.torch; from alphamoe_backend.experts import alphamoe_w8a8;"
         "print(*[m for m in ('pandas', 'pyarrow', 'rich', 'triton', 'cupti', 'alphamoe_tracers.collector',"
         " 'alphamoe_profiler.session', 'alphamoe_backend.engine', 'cuda.core') if m in sys.modules])"

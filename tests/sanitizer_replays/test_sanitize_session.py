@@ -16,8 +16,8 @@ from made_captures import make_capture
 
 from alphamoe_profiler import memory
 from alphamoe_profiler.cli import main
-from alphamoe_sanitizer_replays.report_records import SanitizeReport
-from alphamoe_sanitizer_replays.sanitize import read_report
+from alphamoe_sanitizer_replays.reports.records import SanitizeReport
+from alphamoe_sanitizer_replays.session.run import read_report
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "profiler"))  # the golden bundles' builder
 import golden
@@ -40,7 +40,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the session believe that there is a GPU; nothing is compiled for it."""
     seen = SimpleNamespace(gpus=(SimpleNamespace(info=SimpleNamespace(name="Fake H200")),), reason=None)
     monkeypatch.setattr(memory, "survey_gpus", lambda: seen)
-    monkeypatch.setattr("alphamoe_sanitizer_replays.replay_job.ReplayInputs.compile_ahead", lambda *_: 0.5)
+    monkeypatch.setattr("alphamoe_sanitizer_replays.replays.job.ReplayInputs.compile_ahead", lambda *_: 0.5)
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def test_no_tool_is_inconclusive_for_every_replay(
 ) -> None:
     """Each entry says it, and nothing was run."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("alphamoe_sanitizer_replays.sanitizer.shutil.which", lambda *_, **__: None)
+    monkeypatch.setattr("alphamoe_sanitizer_replays.tool.sanitizer.shutil.which", lambda *_, **__: None)
     assert main(["sanitize", str(captures), "--out", str(tmp_path / "r")]) == 3
     report = read_report(tmp_path / "r" / "report.json")
     assert "compute-sanitizer was not found" in report.reason

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from fake_sanitizer import CLEAN, LAUNCHED, TARGET, body_of, make_tool, run_fake
 
-from alphamoe_sanitizer_replays.process_group import run_group
-from alphamoe_sanitizer_replays.replay_spec import SPAWNED_VARIABLE
+from alphamoe_sanitizer_replays.replays.spec import SPAWNED_VARIABLE
 from alphamoe_sanitizer_replays.results import TOOLS, Tool
-from alphamoe_sanitizer_replays.sanitizer import PATH_VARIABLE, find_tool, run_plain, run_tool, tool_argv
+from alphamoe_sanitizer_replays.tool.process_group import run_group
+from alphamoe_sanitizer_replays.tool.sanitizer import PATH_VARIABLE, find_tool, run_plain, run_tool, tool_argv
 from alphamoe_tracers.errors import EvidenceError, UsageError
 
 

@@ -10,9 +10,9 @@ import pytest
 from fake_sanitizer import BANNER, CAPTURE, CLEAN, EQUAL, LAUNCHED, TARGET, body_of, caught, run_fake
 
 from alphamoe_profiler.verdicts import Verdict
-from alphamoe_sanitizer_replays.allow_list import AllowList, parse_allow_list
 from alphamoe_sanitizer_replays.results import ToolRun
-from alphamoe_sanitizer_replays.verdict import ToolVerdict, judge
+from alphamoe_sanitizer_replays.verdicts.allow_list import AllowList, parse_allow_list
+from alphamoe_sanitizer_replays.verdicts.judge import ToolVerdict, judge
 from alphamoe_tracers.errors import UsageError
 
 TODAY = datetime.date(2026, 6, 1)

@@ -28,8 +28,8 @@ from sanitizer_check import Bench, Step, command, report_problems, run_steps
 from alphamoe_backend.geometry import LocalGeometry
 from alphamoe_backend.kernels.launch import choose_variant
 from alphamoe_profiler.verdicts import Verdict
-from alphamoe_sanitizer_replays.capture_request import parse_capture
-from alphamoe_sanitizer_replays.report_records import ReplayEntry, SanitizeReport
+from alphamoe_sanitizer_replays.captures.request import parse_capture
+from alphamoe_sanitizer_replays.reports.records import ReplayEntry, SanitizeReport
 from alphamoe_sanitizer_replays.results import TOOLS, ControlOutcome, ControlReport, OutputCheck
 
 

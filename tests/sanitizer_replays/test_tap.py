@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from alphamoe_sanitizer_replays import call_record, capture_store
-from alphamoe_sanitizer_replays.capture_store import StoredCapture, find_captures, open_capture
-from alphamoe_sanitizer_replays.generic_call import Placed, download
-from alphamoe_sanitizer_replays.hook_report import Board, TargetStatus, summary
-from alphamoe_sanitizer_replays.hook_settings import HookSettings, from_environment
-from alphamoe_sanitizer_replays.plugin import find_plugin
-from alphamoe_sanitizer_replays.tap import Tap
+from alphamoe_sanitizer_replays.captures import store as capture_store
+from alphamoe_sanitizer_replays.captures.store import StoredCapture, find_captures, open_capture
+from alphamoe_sanitizer_replays.hooks import call_record
+from alphamoe_sanitizer_replays.hooks.report import Board, TargetStatus, summary
+from alphamoe_sanitizer_replays.hooks.settings import HookSettings, from_environment
+from alphamoe_sanitizer_replays.hooks.tap import Tap
+from alphamoe_sanitizer_replays.plugins.generic_call import Placed, download
+from alphamoe_sanitizer_replays.plugins.protocol import find_plugin
 from alphamoe_tracers.errors import EvidenceError, UsageError
 
 TARGET = "tap_functions:work"

@@ -9,8 +9,8 @@ import pytest
 from fake_sanitizer import BANNER
 
 from alphamoe_sanitizer_replays.results import Tool, ToolLog
-from alphamoe_sanitizer_replays.tool_blocks import in_target, names_target, read_location
-from alphamoe_sanitizer_replays.tool_log import MAX_DISTINCT, MAX_LINE, parse_log
+from alphamoe_sanitizer_replays.tool.blocks import in_target, names_target, read_location
+from alphamoe_sanitizer_replays.tool.log import MAX_DISTINCT, MAX_LINE, parse_log
 
 DATA = Path(__file__).parents[1] / "data" / "sanitizer"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from alphamoe_sanitizer_replays.results import Tool
-from alphamoe_sanitizer_replays.tool_log import parse_log
-from alphamoe_sanitizer_replays.tool_xml import XmlRecords, parse_xml
+from alphamoe_sanitizer_replays.tool.log import parse_log
+from alphamoe_sanitizer_replays.tool.xml_records import XmlRecords, parse_xml
 from alphamoe_tracers.errors import EvidenceError
 
 DATA = Path(__file__).parents[1] / "data" / "sanitizer"

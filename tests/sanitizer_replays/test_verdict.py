@@ -10,10 +10,10 @@ import pytest
 from fake_sanitizer import BANNER, CAPTURE, CLEAN, EQUAL, LAUNCHED, TARGET, caught
 
 from alphamoe_profiler.verdicts import Verdict
-from alphamoe_sanitizer_replays.allow_list import AllowList, parse_allow_list
 from alphamoe_sanitizer_replays.results import TOOLS, ControlReport, Finding, OutputCheck, Tool, ToolRun
-from alphamoe_sanitizer_replays.tool_log import parse_log
-from alphamoe_sanitizer_replays.verdict import ToolVerdict, judge
+from alphamoe_sanitizer_replays.tool.log import parse_log
+from alphamoe_sanitizer_replays.verdicts.allow_list import AllowList, parse_allow_list
+from alphamoe_sanitizer_replays.verdicts.judge import ToolVerdict, judge
 
 TODAY = datetime.date(2026, 6, 1)
 FAULT = "========= Invalid __global__ write of size 4 bytes\n=========     at {}+0x10 in a.cu:7\n========= \n"

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from alphamoe_sanitizer_replays.import_watch import ImportWatch
-from alphamoe_sanitizer_replays.op_override import OpOverride, RegistrationWatch
-from alphamoe_sanitizer_replays.wrapping import wrap
+from alphamoe_sanitizer_replays.hooks.import_watch import ImportWatch
+from alphamoe_sanitizer_replays.hooks.op_override import OpOverride, RegistrationWatch
+from alphamoe_sanitizer_replays.hooks.wrapping import wrap
 from alphamoe_tracers.errors import UsageError
 
 HOME = '''

@@ -16,7 +16,7 @@ from alphamoe_profiler.printable import printable
 from alphamoe_tracers.errors import UsageError
 
 if TYPE_CHECKING:
-    from alphamoe_sanitizer_replays.hook_settings import HookSettings
+    from alphamoe_sanitizer_replays.hooks.settings import HookSettings
 
 _EPILOG = """\
 examples:
@@ -63,8 +63,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the program with the hook in its environment, then say what was captured."""
-    from alphamoe_sanitizer_replays.hook_report import summary
-    from alphamoe_sanitizer_replays.hook_settings import HookSettings, parse_bytes, parse_m_from
+    from alphamoe_sanitizer_replays.hooks.report import summary
+    from alphamoe_sanitizer_replays.hooks.settings import HookSettings, parse_bytes, parse_m_from
 
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
     if not program:
@@ -103,11 +103,11 @@ def run(args: argparse.Namespace) -> int:
 def _environment(settings: HookSettings, root: str) -> dict[str, str]:
     from importlib.util import find_spec
 
-    from alphamoe_sanitizer_replays.hook_settings import PREFIX, ROOT
+    from alphamoe_sanitizer_replays.hooks.settings import PREFIX, ROOT
 
     spec = find_spec("alphamoe_sanitizer_replays")
     folders = list(spec.submodule_search_locations or []) if spec else []
-    inject = str(Path(folders[0]) / "inject")
+    inject = str(Path(folders[0]) / "hooks" / "inject")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     path = environment.get("PYTHONPATH", "")
     environment["PYTHONPATH"] = f"{inject}{os.pathsep}{path}" if path else inject

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--repeats times launches, which a tool would slow down", "leave out --tool, or --repeats")
     if args.device != "auto" and args.device.partition(":")[0] not in ("cpu", "cuda"):
         raise UsageError(f"--device {args.device}: no such device", "auto, cuda, cuda:N or cpu")
-    from alphamoe_sanitizer_replays.replay_run import describe, replay_capture
+    from alphamoe_sanitizer_replays.replays.single import describe, replay_capture
 
     report = replay_capture(
         _capture(args.capture),
@@ -78,7 +78,7 @@ def _capture(path: Path) -> Path:
     Raises:
         UsageError: there is none, or several.
     """
-    from alphamoe_sanitizer_replays.capture_store import find_captures
+    from alphamoe_sanitizer_replays.captures.store import find_captures
 
     found = find_captures(path)
     if not found:

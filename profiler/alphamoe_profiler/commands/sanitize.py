@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from rich.status import Status
 
-    from alphamoe_sanitizer_replays.report_records import SanitizeReport
-    from alphamoe_sanitizer_replays.session_plan import Plan, SessionOptions
+    from alphamoe_sanitizer_replays.reports.records import SanitizeReport
+    from alphamoe_sanitizer_replays.session.plan import Plan, SessionOptions
 
 _EXAMPLES = """\
 examples:
@@ -80,8 +80,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run a session, report, and return the verdict's exit code."""
     from alphamoe_profiler.commands import check_json_target
-    from alphamoe_sanitizer_replays.sanitize import run_session, write_reports
-    from alphamoe_sanitizer_replays.session_plan import plan_session
+    from alphamoe_sanitizer_replays.session.plan import plan_session
+    from alphamoe_sanitizer_replays.session.run import run_session, write_reports
 
     for target in (args.json, args.junit, args.markdown):
         check_json_target(target)
@@ -113,7 +113,7 @@ def _options(args: argparse.Namespace) -> SessionOptions:
     Raises:
         UsageError: a number that cannot be, an unknown tool, a source or allow-list that is not there.
     """
-    from alphamoe_sanitizer_replays.session_plan import DEFAULT_TIMEOUT_S, SessionOptions, parse_tools
+    from alphamoe_sanitizer_replays.session.plan import DEFAULT_TIMEOUT_S, SessionOptions, parse_tools
 
     if args.timeout is not None and not 0 < args.timeout <= 86_400:
         raise UsageError(f"--timeout {args.timeout:g} is no time", "seconds, up to a day")
@@ -177,7 +177,7 @@ def _write(args: argparse.Namespace, report: SanitizeReport) -> None:
 
     if args.json is not None:
         from alphamoe_profiler.commands import write_json
-        from alphamoe_sanitizer_replays.report_records import report_document
+        from alphamoe_sanitizer_replays.reports.records import report_document
 
         write_json(report_document(report), args.json)
     if args.junit is not None:

@@ -156,7 +156,7 @@ def run(args: argparse.Namespace) -> int:
     for note in result.notes:
         _say(note)
     if args.capture:
-        from alphamoe_sanitizer_replays.recording import summary
+        from alphamoe_sanitizer_replays.captures.recording import summary
 
         _say(summary(result.path) or "nothing was captured")
     from alphamoe_profiler.commands.show import report
@@ -180,8 +180,8 @@ def _captures(specs: list[str], store_weights: bool) -> tuple[Target, Callable[[
         from alphamoe_profiler.rank_main import run_rank
 
         return run_rank, None
-    from alphamoe_sanitizer_replays.capture_request import parse_capture
-    from alphamoe_sanitizer_replays.recording import RankWithCaptures, announce
+    from alphamoe_sanitizer_replays.captures.recording import RankWithCaptures, announce
+    from alphamoe_sanitizer_replays.captures.request import parse_capture
 
     requests = tuple(dict.fromkeys(parse_capture(spec) for spec in specs))
     return RankWithCaptures(requests, store_weights), announce(requests, store_weights, _say)

@@ -1,1 +1,1 @@
-"""Replay plug-ins that come with this package."""
+"""Replay plug-ins: what one is, those that come with this package, and what they share."""

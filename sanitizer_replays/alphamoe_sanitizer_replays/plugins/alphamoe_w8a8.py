@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from alphamoe_backend.kernels.launch import MAX_H, SOURCE_NAME, SYMBOL, choose_variant, variant, variants
-from alphamoe_sanitizer_replays.plugin import PreparedReplay
-from alphamoe_sanitizer_replays.uploads import experts_in_use, upload, upload_rows
+from alphamoe_sanitizer_replays.plugins.protocol import PreparedReplay
+from alphamoe_sanitizer_replays.plugins.uploads import experts_in_use, upload, upload_rows
 from alphamoe_tracers.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from alphamoe_backend.kernels.jit import Cubin
     from alphamoe_backend.kernels.launch import Variant
     from alphamoe_backend.quantization.fp8 import ExpertWeights
-    from alphamoe_sanitizer_replays.capture_records import Capture
-    from alphamoe_sanitizer_replays.capture_store import StoredCapture
+    from alphamoe_sanitizer_replays.captures.records import Capture
+    from alphamoe_sanitizer_replays.captures.store import StoredCapture
     from alphamoe_sanitizer_replays.results import OutputCheck
 
 ARCH = "sm_90a"
@@ -51,7 +51,7 @@ class AlphaMoEW8A8:
 
     def materialise(self, stored: StoredCapture) -> dict[str, Tensor]:
         """Give every input and weight on the CPU; weights of a seed are drawn again and interleaved."""
-        from alphamoe_sanitizer_replays.materialise import materialise_experts
+        from alphamoe_sanitizer_replays.plugins.materialise import materialise_experts
 
         return materialise_experts(stored, _interleaved)
 
@@ -181,7 +181,7 @@ class AlphaMoEW8A8:
 
     def check(self, stored: StoredCapture, tensors: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> OutputCheck:
         """Compare ``out`` with the captured one and the float64 oracle; see :mod:`output_check`."""
-        from alphamoe_sanitizer_replays.output_check import check_experts
+        from alphamoe_sanitizer_replays.plugins.output_check import check_experts
 
         return check_experts(stored, tensors, outputs, _canonical)
 

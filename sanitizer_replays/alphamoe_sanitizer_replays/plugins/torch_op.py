@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from alphamoe_sanitizer_replays.generic_call import IMPORT_VARIABLE, GenericCall
+from alphamoe_sanitizer_replays.plugins.generic_call import IMPORT_VARIABLE, GenericCall
 from alphamoe_tracers.errors import EvidenceError, UsageError
 
 if TYPE_CHECKING:
-    from alphamoe_sanitizer_replays.capture_records import Capture
+    from alphamoe_sanitizer_replays.captures.records import Capture
 
 
 class TorchOp(GenericCall):

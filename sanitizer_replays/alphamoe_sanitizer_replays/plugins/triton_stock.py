@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alphamoe_sanitizer_replays.plugin import PreparedReplay
-from alphamoe_sanitizer_replays.uploads import experts_in_use, upload, upload_rows
+from alphamoe_sanitizer_replays.plugins.protocol import PreparedReplay
+from alphamoe_sanitizer_replays.plugins.uploads import experts_in_use, upload, upload_rows
 from alphamoe_tracers.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from alphamoe_backend.geometry import LocalGeometry
     from alphamoe_backend.quantization.fp8 import ExpertWeights
-    from alphamoe_sanitizer_replays.capture_records import Capture
-    from alphamoe_sanitizer_replays.capture_store import StoredCapture
+    from alphamoe_sanitizer_replays.captures.records import Capture
+    from alphamoe_sanitizer_replays.captures.store import StoredCapture
     from alphamoe_sanitizer_replays.results import OutputCheck
 
 SYMBOL = "fused_moe_kernel"
@@ -42,7 +42,7 @@ class TritonStock:
 
     def materialise(self, stored: StoredCapture) -> dict[str, Tensor]:
         """Give every input and weight on the CPU; weights of a seed are drawn again."""
-        from alphamoe_sanitizer_replays.materialise import materialise_experts
+        from alphamoe_sanitizer_replays.plugins.materialise import materialise_experts
 
         return materialise_experts(stored, lambda weights: {name: getattr(weights, name) for name in _WEIGHTS})
 
@@ -103,7 +103,7 @@ class TritonStock:
 
     def check(self, stored: StoredCapture, tensors: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> OutputCheck:
         """Compare ``out`` with the captured one and the float64 oracle; see :mod:`output_check`."""
-        from alphamoe_sanitizer_replays.output_check import check_experts
+        from alphamoe_sanitizer_replays.plugins.output_check import check_experts
 
         return check_experts(stored, tensors, outputs, _weights)
 

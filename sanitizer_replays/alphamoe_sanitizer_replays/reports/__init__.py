@@ -1,1 +1,1 @@
-"""Reports of a sanitize session: a terminal's, JUnit and markdown. The JSON report is the records themselves."""
+"""What a sanitize session came to: its records, its scope in words, a terminal's report, JUnit and markdown."""

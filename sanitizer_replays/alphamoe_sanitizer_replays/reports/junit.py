@@ -10,8 +10,8 @@ import re
 from xml.etree import ElementTree
 
 from alphamoe_profiler.verdicts import Verdict
-from alphamoe_sanitizer_replays.report_records import ReplayEntry, SanitizeReport
 from alphamoe_sanitizer_replays.reports.lines import counts_told, entry_reasons, finding_lines, output_told
+from alphamoe_sanitizer_replays.reports.records import ReplayEntry, SanitizeReport
 from alphamoe_sanitizer_replays.results import ControlReport
 
 # What XML 1.0 cannot hold, however it is escaped.

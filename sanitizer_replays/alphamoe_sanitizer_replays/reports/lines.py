@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alphamoe_profiler.verdicts import Verdict
-from alphamoe_sanitizer_replays.report_records import ReplayEntry, SanitizeReport, told
+from alphamoe_sanitizer_replays.reports.records import ReplayEntry, SanitizeReport, told
 from alphamoe_sanitizer_replays.results import Access, ControlReport, Finding
 
 MOST_FINDINGS = 20

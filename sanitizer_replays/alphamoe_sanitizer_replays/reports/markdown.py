@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 from alphamoe_profiler.verdicts import Verdict
-from alphamoe_sanitizer_replays.report_records import SanitizeReport, told
 from alphamoe_sanitizer_replays.reports.lines import (
     control_lines,
     counts_told,
@@ -16,6 +15,7 @@ from alphamoe_sanitizer_replays.reports.lines import (
     seconds,
     wall_lines,
 )
+from alphamoe_sanitizer_replays.reports.records import SanitizeReport, told
 
 MAX_BYTES = 1_000_000
 """A summary of more than 1 MiB is refused as a whole; other steps may write into it too."""

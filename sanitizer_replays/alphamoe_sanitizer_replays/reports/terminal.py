@@ -9,7 +9,6 @@ from rich.text import Text
 
 from alphamoe_profiler.printable import printable_console, printable_line
 from alphamoe_profiler.verdicts import Verdict
-from alphamoe_sanitizer_replays.report_records import SanitizeReport, told
 from alphamoe_sanitizer_replays.reports.lines import (
     control_lines,
     counts_told,
@@ -20,6 +19,7 @@ from alphamoe_sanitizer_replays.reports.lines import (
     seconds,
     wall_lines,
 )
+from alphamoe_sanitizer_replays.reports.records import SanitizeReport, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from alphamoe_sanitizer_replays.plugin import PreparedReplay
 from alphamoe_sanitizer_replays.plugins.alphamoe_w8a8 import AlphaMoEW8A8
+from alphamoe_sanitizer_replays.plugins.protocol import PreparedReplay
 
 
 def _die() -> None:

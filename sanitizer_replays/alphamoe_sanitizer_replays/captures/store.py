@@ -1,0 +1,353 @@
+"""Captures on disk: a directory with ``capture.json`` and safetensors, hashed tensor by tensor. Never pickle.
+
+A capture appears whole or not at all: it is written beside its place and renamed. Weights that are stored lie in a file
+of their own, named by their content, which captures of the same layer and rank share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from alphamoe_profiler.bundle_files import decode_json, encode_json, read_json, replacing
+from alphamoe_sanitizer_replays.captures.records import CAPTURE_SCHEMA, Capture, TensorInfo, TensorRole
+from alphamoe_tracers.errors import AlphaMoEError, EvidenceError, UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CAPTURE_FILE = "capture.json"
+TENSORS_FILE = "tensors.safetensors"
+ROOM_KEPT_BYTES = 64 << 20
+"""What a capture leaves free on its disk, so that the run's own evidence can still be written."""
+MAX_DEPTH = 6
+"""Folders below a path in which captures are looked for."""
+
+_SCHEMA = re.compile(r"alphamoe-trace-capture-v([1-9][0-9]{0,5})\Z")
+# The only file outside its directory that a capture may name lies beside it.
+_FILE = re.compile(r"tensors\.safetensors\Z|(\.\./)?weights-[0-9a-f]{12}\.safetensors\Z")
+_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+_DAMAGED = "the capture is damaged; record it again"
+# Everything else is stored as plain bytes; capture.json has the dtype and shape.
+_NATIVE = frozenset(
+    [
+        "float64",
+        "float32",
+        "float16",
+        "bfloat16",
+        "float8_e4m3fn",
+        "float8_e5m2",
+        "int64",
+        "int32",
+        "int16",
+        "int8",
+        "uint8",
+        "bool",
+    ]
+)
+
+
+def bytes_of(tensors: Mapping[str, Tensor | tuple[TensorRole, Tensor]]) -> int:
+    """Return the bytes that the tensors of a capture take on disk, headers left out."""
+    values = [value[1] if isinstance(value, tuple) else value for value in tensors.values()]
+    return sum(value.numel() * value.element_size() for value in values)
+
+
+def check_room(directory: Path, needed_bytes: int) -> None:
+    """Refuse to begin what the disk cannot take.
+
+    Args:
+        directory: where it will be written; it need not exist yet.
+        needed_bytes: what will be written. ``ROOM_KEPT_BYTES`` stay free beside it.
+
+    Raises:
+        AlphaMoEError: with both numbers.
+    """
+    place = directory.absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        free = shutil.disk_usage(place).free
+    except OSError as error:
+        raise AlphaMoEError(f"{place}: the free space cannot be told ({error.strerror})") from error
+    if free < needed_bytes + ROOM_KEPT_BYTES:
+        raise AlphaMoEError(
+            f"a capture of {needed_bytes} bytes does not fit on the disk of {place}, which has {free} bytes free",
+            f"{ROOM_KEPT_BYTES >> 20} MiB are kept free; capture fewer layers or M, or leave out --capture-weights",
+        )
+
+
+def tensor_sha256(tensor: Tensor) -> str:
+    """Return the SHA-256 of a tensor's bytes in C order, in hexadecimal; the tensor may be on a device."""
+    return hashlib.sha256(_raw(_host(tensor)).numpy().data).hexdigest()
+
+
+def write_capture(
+    directory: Path,
+    capture: Capture,
+    tensors: Mapping[str, tuple[TensorRole, Tensor]],
+    *,
+    weights: Mapping[str, Tensor] | None = None,
+    weights_directory: Path | None = None,
+    weights_sha256: Mapping[str, str] | None = None,
+) -> Capture:
+    """Write one capture, whole or not at all.
+
+    Args:
+        directory: the capture's own directory, which must not exist yet.
+        capture: what is known of it; ``tensors``, ``bytes`` and ``wall_s`` are filled in here.
+        tensors: role and tensor by name, on any device, in any layout; they are stored in C order.
+        weights: tensors that are stored apart in ``weights_directory``, or only hashed when that is None.
+        weights_directory: ``directory`` or the folder that it lies in.
+        weights_sha256: hashes of ``weights`` where they are known already, so that none is copied without need.
+
+    Returns:
+        The capture as it was written.
+
+    Raises:
+        UsageError: there is a capture of that name, or a name is taken twice.
+        AlphaMoEError: the disk has no room. An ``OSError`` of the writing itself is passed on; nothing half is left.
+    """
+    weights = weights or {}
+    if os.path.lexists(directory):
+        raise UsageError(f"{directory} is there already", "remove it, or capture into another directory")
+    if weights_directory is not None and weights_directory.absolute() not in (
+        directory.absolute(),
+        directory.absolute().parent,
+    ):
+        raise UsageError(f"the weights of {directory} must lie in it or beside it, not in {weights_directory}")
+    if both := sorted(set(tensors) & set(weights)):
+        raise UsageError(f"{directory}: {both[0]} is both a weight and a tensor of the call")
+    started_s = time.monotonic()
+    stored = {name: _host(tensor) for name, (_, tensor) in tensors.items()}
+    copied_s = time.monotonic()
+    infos = [_info(name, role, stored[name], TENSORS_FILE) for name, (role, _) in tensors.items()]
+    hashes = dict(weights_sha256) if weights_sha256 is not None and set(weights_sha256) >= set(weights) else None
+    if hashes is None:
+        hashes = {name: tensor_sha256(tensor) for name, tensor in weights.items()}
+    file = None
+    if weights and weights_directory is not None:
+        file = f"weights-{_digest(hashes)}.safetensors"
+    prefix = "../" if weights_directory is not None and weights_directory.absolute() != directory.absolute() else ""
+    for name, tensor in weights.items():
+        infos.append(_info(name, "weight", tensor, f"{prefix}{file}" if file else None, hashes[name]))
+    total = bytes_of(tensors) + (bytes_of(weights) if file else 0)
+    shared = bool(prefix and file and (directory.parent / file).is_file())
+    check_room(directory.parent, total - (bytes_of(weights) if shared else 0))
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".tmp", dir=directory.parent))
+    try:
+        temporary.chmod(0o755)
+        _save(temporary / TENSORS_FILE, stored)
+        if file is not None and weights_directory is not None:
+            place = temporary if not prefix else weights_directory
+            if not shared:
+                _save(place / file, {name: _host(tensor) for name, tensor in weights.items()})
+        walls = {"copy": copied_s - started_s, "write": time.monotonic() - copied_s}
+        written = msgspec.structs.replace(
+            capture, tensors=tuple(infos), bytes=total, wall_s={**walls, **capture.wall_s}
+        )
+        with replacing(temporary / CAPTURE_FILE) as stream:
+            stream.write(encode_json(written, CAPTURE_FILE, indent=2))
+        temporary.rename(directory)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return written
+
+
+@dataclass(frozen=True)
+class StoredCapture:
+    """One capture on disk. Tensors are read when they are asked for."""
+
+    path: Path
+    capture: Capture
+
+    def missing(self) -> tuple[str, ...]:
+        """List the tensors of which only the hash is kept."""
+        return tuple(info.name for info in self.capture.tensors if info.file is None)
+
+    def load(self, name: str) -> Tensor:
+        """Read one tensor onto the CPU and verify its hash.
+
+        Raises:
+            EvidenceError: the capture has none of that name, holds its hash only, or its file is gone, cut or changed.
+        """
+        import torch
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            info = self.capture.tensor(name)
+        except KeyError:
+            names = ", ".join(item.name for item in self.capture.tensors)
+            raise EvidenceError(f"{self.path}: no tensor {name!r} was captured", f"it holds {names}") from None
+        if info.file is None:
+            raise EvidenceError(f"{self.path}: of {name} only the hash was kept", "record again with --capture-weights")
+        path = self.path / info.file
+        if path.is_symlink() or not path.is_file():
+            raise EvidenceError(f"{path}: missing, or not a plain file", _DAMAGED)
+        try:
+            with safe_open(path, framework="pt") as file:
+                # Into memory of its own: the file's is aligned to 8 bytes, less than kernels and vector copies need.
+                tensor: Tensor = file.get_tensor(name).clone()
+        except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise EvidenceError(f"{path}: {name} cannot be read ({reason})", _DAMAGED) from error
+        dtype = getattr(torch, info.dtype, None)
+        raw = _raw(tensor)
+        if not isinstance(dtype, torch.dtype):
+            raise EvidenceError(f"{self.path}: {name} is of the dtype {info.dtype!r}, which torch does not know")
+        wanted = dtype.itemsize
+        for size in info.shape:
+            wanted *= size
+        if raw.numel() != wanted or (info.dtype in _NATIVE and tensor.dtype != dtype):
+            raise EvidenceError(f"{path}: {name} is not {info.dtype} {list(info.shape)} as recorded", _DAMAGED)
+        found = hashlib.sha256(raw.numpy().data).hexdigest()
+        if found != info.sha256:
+            raise EvidenceError(
+                f"{path}: {name} was changed after it was written (sha256 {found[:12]}, recorded {info.sha256[:12]})",
+                _DAMAGED,
+            )
+        return tensor if tensor.dtype == dtype and tuple(tensor.shape) == info.shape else _shaped(raw, dtype, info)
+
+    def verify(self) -> None:
+        """Read every tensor that is stored; raises EvidenceError for the first that is not what was recorded."""
+        for info in self.capture.tensors:
+            if info.file is not None:
+                self.load(info.name)
+
+
+def open_capture(directory: Path) -> StoredCapture:
+    """Open a capture; no tensor is read yet and torch is not imported.
+
+    Raises:
+        UsageError: it is of a newer format.
+        EvidenceError: there is none, or its ``capture.json`` is damaged or names files that a capture does not have.
+    """
+    path = directory / CAPTURE_FILE
+    plain = read_json(path, dict[str, Any])
+    schema = plain.get("schema")
+    match = _SCHEMA.match(schema) if isinstance(schema, str) else None
+    if match is None:
+        raise EvidenceError(f"{path}: not a capture (schema {schema!r})", f"it should be {CAPTURE_SCHEMA}")
+    if schema != CAPTURE_SCHEMA:
+        raise UsageError(f"{path}: schema {schema} is newer than {CAPTURE_SCHEMA}", "use a newer alphamoe-trace")
+    capture = decode_json(path.read_bytes(), Capture, str(path))
+    for problem in _problems(capture):
+        raise EvidenceError(f"{path}: {problem}", _DAMAGED)
+    return StoredCapture(directory, capture)
+
+
+def find_captures(path: Path) -> list[Path]:
+    """List the captures that a path stands for: itself, those below a folder, or those of a run bundle.
+
+    Links are not followed. The list is sorted, numbers by value; it may be empty.
+
+    Raises:
+        UsageError: the path is no directory.
+    """
+    if not path.is_dir():
+        raise UsageError(f"{path} is no directory", "name a run bundle, a capture, or a folder of captures")
+    if (path / CAPTURE_FILE).is_file():
+        return [path]
+    root = path / "captures" if (path / "run.json").is_file() else path
+    found = []
+    for folder, names, files in os.walk(root):
+        depth = len(Path(folder).relative_to(root).parts)
+        # A name with a dot is a capture that was cut short while it was written.
+        names[:] = [name for name in names if not name.startswith(".")] if depth < MAX_DEPTH else []
+        if CAPTURE_FILE in files:
+            found.append(Path(folder))
+            names[:] = []
+    return sorted(found, key=_natural)
+
+
+def _natural(path: Path) -> list[tuple[int, int, str]]:
+    parts = re.split(r"(\d+)", str(path))
+    return [(0, int(part), part) if part.isdecimal() else (1, 0, part) for part in parts]
+
+
+def _problems(capture: Capture) -> list[str]:
+    problems = [f"it says {name} {value}" for name, value in (("rank", capture.rank),) if value < 0]
+    if capture.M < 0:
+        problems.append(f"it says M {capture.M}")
+    seen: set[str] = set()
+    for info in capture.tensors:
+        if info.name in seen:
+            problems.append(f"the tensor {info.name!r} is listed twice")
+        seen.add(info.name)
+        if info.file is not None and not _FILE.match(info.file):
+            problems.append(f"{info.name!r} names the file {info.file!r}, which no capture has")
+        if not _SHA256.match(info.sha256) or any(size < 0 for size in info.shape):
+            problems.append(f"the description of {info.name!r} cannot be")
+    return problems
+
+
+def _info(name: str, role: TensorRole, tensor: Tensor, file: str | None, sha256: str | None = None) -> TensorInfo:
+    return TensorInfo(
+        name=name,
+        role=role,
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        shape=tuple(tensor.shape),
+        sha256=sha256 or tensor_sha256(tensor),
+        file=file,
+    )
+
+
+def _digest(hashes: Mapping[str, str]) -> str:
+    text = "\n".join(f"{name}={hashes[name]}" for name in sorted(hashes))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _host(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+
+
+def _raw(tensor: Tensor) -> Tensor:
+    import torch
+
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _shaped(raw: Tensor, dtype: Any, info: TensorInfo) -> Tensor:
+    return raw.view(dtype).reshape(info.shape)
+
+
+def _save(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write one safetensors file atomically; tensors that share memory are told apart first, as the format asks."""
+    from safetensors.torch import save_file
+
+    seen: set[int] = set()
+    ready = {}
+    for name, tensor in tensors.items():
+        native = str(tensor.dtype).removeprefix("torch.") in _NATIVE
+        value = tensor if native else _raw(tensor)
+        place = value.untyped_storage().data_ptr()
+        ready[name] = value.clone() if place in seen else value
+        seen.add(place)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    os.close(handle)
+    try:
+        save_file(ready, temporary)
+        with Path(temporary).open("rb") as stream:
+            os.fsync(stream.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException as failure:
+        with contextlib.suppress(OSError):
+            Path(temporary).unlink(missing_ok=True)
+        # safetensors tells a full disk in an exception of its own.
+        if type(failure).__name__ == "SafetensorError":
+            raise OSError(f"{path.name} could not be written: {failure}") from failure
+        raise

@@ -1,0 +1,263 @@
+"""Replays of calls that the hook captured: the same callable, the same arguments, in the same layout.
+
+What a replay needs to know of any call is in its tree; what it must find is the callable. So ``callable`` and
+``torch_op`` differ in nothing but that, and a plug-in of one's own may subclass :class:`GenericCall` to judge by a
+tolerance of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import runpy
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from alphamoe_sanitizer_replays.captures.call_tree import decode, encode_result, layouts
+from alphamoe_sanitizer_replays.hooks.call_record import AFTER
+from alphamoe_sanitizer_replays.plugins.materialise import load_stored
+from alphamoe_sanitizer_replays.plugins.protocol import PreparedReplay
+from alphamoe_sanitizer_replays.results import OutputCheck
+from alphamoe_tracers.errors import EvidenceError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from alphamoe_sanitizer_replays.captures.records import Capture
+    from alphamoe_sanitizer_replays.captures.store import StoredCapture
+
+IMPORT_VARIABLE = "ALPHAMOE_REPLAY_IMPORT"
+"""Modules, or paths of Python files, that a replay imports first, separated by commas."""
+
+_TOLERANCES = {
+    "float64": 1e-7,
+    "float32": 1e-5,
+    "float16": 1e-3,
+    "bfloat16": 1.6e-2,
+    "float8_e4m3fn": 0.125,
+    "float8_e5m2": 0.25,
+}
+"""Largest difference, relative to the largest magnitude of the captured tensor."""
+
+
+class GenericCall:
+    """A replay plug-in for any callable; subclasses say how it is found."""
+
+    name = "generic"
+
+    def find(self, capture: Capture) -> Callable[..., Any]:
+        """Give what is called; raises AlphaMoEError where it is not there."""
+        raise NotImplementedError
+
+    def tolerance(self, output: str, dtype: str) -> float:
+        """Give the largest difference that is allowed, relative to the largest magnitude captured; 0 is bitwise."""
+        return _TOLERANCES.get(dtype, 0.0)
+
+    def variants(self, capture: Capture) -> tuple[str, ...]:
+        """A call of others has one variant."""
+        return ()
+
+    def materialise(self, stored: StoredCapture) -> dict[str, Tensor]:
+        """Read every input and weight, proven by its hash."""
+        tensors = load_stored(stored)
+        for info in stored.capture.tensors:
+            if info.role != "output" and info.name not in tensors:
+                raise EvidenceError(f"{stored.path}: of {info.name} only the hash was kept", "record again")
+        return tensors
+
+    def prepare(
+        self,
+        capture: Capture,
+        tensors: Mapping[str, Tensor],
+        device: torch.device,
+        variant: str | None,
+        source: Path | None,
+    ) -> PreparedReplay:
+        """Find the callable and bring its arguments to the device, with the strides that they had."""
+        import torch
+
+        if source is not None:
+            raise UsageError(f"the plug-in {self.name} compiles nothing, so it takes no --source")
+        if variant is not None:
+            raise UsageError(f"a call has no variants, and {variant!r} was asked for")
+        trees = {part: capture.arguments.get(part) for part in ("args", "kwargs", "result")}
+        if not isinstance(trees["args"], dict) or not isinstance(trees["kwargs"], dict):
+            raise EvidenceError("the capture has no call tree", "it was not made by the capture hook")
+        import_modules(capture)
+        call = self.find(capture)
+        strides = layouts(trees["args"]) | layouts(trees["kwargs"])
+        on_host = _kept_on_host(trees["args"]) | _kept_on_host(trees["kwargs"])
+        placed = {
+            name: Placed(tensor, strides.get(name), torch.device("cpu") if name in on_host else device)
+            for name, tensor in tensors.items()
+        }
+        views = {name: place.view for name, place in placed.items()}
+        args = decode(trees["args"], views, device)
+        kwargs = decode(trees["kwargs"], views, device)
+        changed = [name for name in capture.arguments.get("changed", []) if name in placed]
+        results: list[Any] = []
+
+        def launch() -> None:
+            results.clear()
+            with torch.no_grad():
+                results.append(call(*args, **kwargs))
+
+        def outputs() -> dict[str, Tensor]:
+            given = encode_result(results[0], views)
+            found = {name: download(tensor) for name, tensor in given.tensors.items()}
+            return found | {f"{AFTER}{name}": download(views[name]) for name in changed}
+
+        def renew() -> None:
+            for place in placed.values():
+                place.renew()
+
+        return PreparedReplay(launch, outputs, renew, symbols=capture.symbols, launches=0)
+
+    def check(self, stored: StoredCapture, tensors: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> OutputCheck:
+        """Compare every output with the captured one."""
+        import torch
+
+        infos = [info for info in stored.capture.tensors if info.role == "output"]
+        told = "largest difference relative to the largest magnitude captured"
+        if not infos:
+            return OutputCheck(verdict="INCONCLUSIVE", reason="the call gave and changed no tensor", tolerance=told)
+        worst, phrases = 0.0, []
+        for info in infos:
+            recorded, replayed = stored.load(info.name), outputs.get(info.name)
+            if replayed is None:
+                return OutputCheck(verdict="INCONCLUSIVE", reason=f"the replay gave no {info.name}", tolerance=told)
+            if replayed.shape != recorded.shape or replayed.dtype != recorded.dtype:
+                reason = (
+                    f"{info.name} is {replayed.dtype} {list(replayed.shape)}, captured was {info.dtype} {info.shape}"
+                )
+                return OutputCheck(verdict="FAIL", reason=reason, tolerance=told)
+            limit = self.tolerance(info.name, info.dtype)
+            phrases.append(f"{info.name} {limit:g}" if limit else f"{info.name} bitwise")
+            if not limit:
+                same = torch.equal(_bytes(recorded), _bytes(replayed))
+                if not same:
+                    reason = f"{info.name} differs from the captured bytes"
+                    return OutputCheck(verdict="FAIL", reason=reason, tolerance=_phrase(told, phrases))
+                continue
+            one, other = recorded.to(torch.float64), replayed.to(torch.float64)
+            odd = ~torch.isfinite(one) | ~torch.isfinite(other)
+            unequal = odd & ~((one == other) | (torch.isnan(one) & torch.isnan(other)))
+            if bool(unequal.any()):
+                reason = f"{info.name} is not finite in {int(unequal.sum())} places where the two differ"
+                return OutputCheck(verdict="FAIL", reason=reason, tolerance=_phrase(told, phrases))
+            error = torch.where(odd, 0.0, (one - other).abs()).max().item() if one.numel() else 0.0
+            largest = torch.where(torch.isfinite(one), one.abs(), 0.0).max().item() if one.numel() else 0.0
+            relative = error / largest if largest else (0.0 if error == 0 else float("inf"))
+            worst = max(worst, error)
+            if relative > limit:
+                reason = f"{info.name} is off by {error:.4g}, {relative:.3g} of the largest magnitude captured"
+                return OutputCheck(verdict="FAIL", reason=reason, max_abs_error=error, tolerance=_phrase(told, phrases))
+        # relative_error stays null: it is that of a float64 oracle, which there is none of here.
+        return OutputCheck(verdict="PASS", max_abs_error=worst, tolerance=_phrase(told, phrases))
+
+
+class Placed:
+    """One argument on its device: a stretch of memory, filled by a copy from the host, and the view that is passed."""
+
+    def __init__(self, tensor: Tensor, strides: tuple[int, ...] | None, device: torch.device) -> None:
+        """Copy a tensor.
+
+        Args:
+            tensor: on the CPU, contiguous; not written into.
+            strides: in elements; null or of another rank: contiguous. Elements between are zeros.
+        """
+        import torch
+
+        shape = tuple(tensor.shape)
+        steps = strides if strides is not None and len(strides) == len(shape) else tensor.contiguous().stride()
+        length = 1 + sum((size - 1) * step for size, step in zip(shape, steps, strict=True)) if tensor.numel() else 0
+        if any(step < 0 for step in steps) or length > (1 << 40):
+            raise EvidenceError(f"strides {list(steps)} of a tensor of shape {list(shape)} cannot be")
+        self._flat = _zeros(length, tensor.dtype)
+        if tensor.numel():
+            # Dimensions of step 0 repeat one element: it is written once.
+            index = tuple(slice(0, 1) if step == 0 else slice(None) for step in steps)
+            self._flat.as_strided(shape, steps)[index].copy_(tensor[index])
+        self._there = torch.empty_like(self._flat, device=device)
+        self._there.copy_(self._flat)
+        self.view = self._there.as_strided(shape, steps)
+        """The tensor as the call gets it."""
+
+    def renew(self) -> None:
+        """Make the memory as it was before the first launch."""
+        self._there.copy_(self._flat)
+
+
+def download(tensor: Tensor) -> Tensor:
+    """Copy a tensor to the host without a kernel, whatever its strides are."""
+    if tensor.device.type == "cpu":
+        return tensor.detach().clone().contiguous()
+    shape, steps = tuple(tensor.shape), tensor.stride()
+    if tensor.numel() == 0:
+        return tensor.detach().cpu()
+    length = 1 + sum((size - 1) * step for size, step in zip(shape, steps, strict=True))
+    flat = tensor.detach().as_strided((length,), (1,), tensor.storage_offset())
+    return flat.cpu().as_strided(shape, steps).contiguous()
+
+
+def import_modules(capture: Capture) -> None:
+    """Import what the capture and ``ALPHAMOE_REPLAY_IMPORT`` name.
+
+    Raises:
+        UsageError: a module is not there.
+    """
+    named = [str(name) for name in capture.arguments.get("imports", [])]
+    asked = [word.strip() for word in os.environ.get(IMPORT_VARIABLE, "").split(",") if word.strip()]
+    for name in [*asked, *named]:
+        if name.endswith(".py"):
+            if not Path(name).is_file():
+                raise UsageError(f"{IMPORT_VARIABLE}: {name} is no file")
+            _KEPT.append(runpy.run_path(name, run_name="alphamoe_replay_import"))
+        else:
+            import_module(name)
+
+
+# What a file defined lives as long as the process: a torch library ends with its object.
+_KEPT: list[dict[str, Any]] = []
+
+
+def import_module(name: str) -> Any:
+    """Import one module; raises UsageError with the way out where it cannot be."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UsageError(
+            f"{name} cannot be imported: {error}", "name its folder in PYTHONPATH, or replay where it is installed"
+        ) from error
+
+
+def _zeros(length: int, dtype: torch.dtype) -> Tensor:
+    import torch
+
+    # By bytes: not every dtype of a capture can be filled.
+    return torch.zeros(length * dtype.itemsize, dtype=torch.uint8).view(dtype)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    import torch
+
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _kept_on_host(tree: Any) -> set[str]:
+    """Name the tensors that lay on the host in the captured process."""
+    if not isinstance(tree, dict):
+        return set()
+    if "tensor" in tree:
+        return {str(tree["tensor"])} if tree.get("device") == "cpu" else set()
+    found: set[str] = set()
+    for value in tree.values():
+        for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+            found |= _kept_on_host(item)
+    return found
+
+
+def _phrase(told: str, phrases: list[str]) -> str:
+    return f"{told}: {', '.join(phrases)}"

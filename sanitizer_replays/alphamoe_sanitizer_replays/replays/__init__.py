@@ -1,0 +1,1 @@
+"""One replay: what the parent tells the replay process, that process, and what its result is worth."""

@@ -1,0 +1,137 @@
+"""One replay from the parent's side: its specification, its command line, and what its result is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from alphamoe_sanitizer_replays.plugins.protocol import CompilesAhead, ReplayPlugin, find_plugin
+from alphamoe_sanitizer_replays.replays.spec import ReplaySpec, TensorPlace, child_argv, read_result, write_spec
+from alphamoe_sanitizer_replays.results import OutputCheck, ReplayResult
+from alphamoe_tracers.errors import AlphaMoEError, UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from alphamoe_sanitizer_replays.captures.store import StoredCapture
+
+
+@dataclass(frozen=True)
+class ReplayInputs:
+    """A capture whose inputs are proven and lie where a replay process finds them."""
+
+    stored: StoredCapture
+    plugin: ReplayPlugin
+    tensors: Mapping[str, Tensor]
+    """On the CPU."""
+    places: tuple[TensorPlace, ...]
+
+    def variant(self, asked: str | None) -> str | None:
+        """Give the variant to launch; raises UsageError for one that there is not."""
+        known = self.plugin.variants(self.stored.capture)
+        if asked is not None and asked not in known:
+            raise UsageError(
+                f"{self.plugin.name} has no variant {asked!r} for {self.stored.capture.label}",
+                f"one of {', '.join(known)}" if known else "leave the variant out",
+            )
+        return asked
+
+    def compile_ahead(self, variant: str | None, source: Path | None) -> float:
+        """Let the plug-in compile now what the replay will load; gives seconds, 0 where it has nothing to compile."""
+        if isinstance(self.plugin, CompilesAhead):
+            return self.plugin.compile_ahead(self.stored.capture, variant, source)
+        return 0.0
+
+
+@dataclass(frozen=True)
+class ReplayJob:
+    """One replay process that is ready to be started, with or without a tool around it."""
+
+    argv: tuple[str, ...]
+    """To be run in :func:`alphamoe_sanitizer_replays.replays.spec.child_environment`."""
+    spec: Path
+    result: Path
+
+
+def prepare_inputs(stored: StoredCapture, folder: Path) -> ReplayInputs:
+    """Materialise a capture's inputs once for all its replays.
+
+    Args:
+        folder: where inputs that no file of the capture holds are written.
+
+    Raises:
+        UsageError: its plug-in is not there.
+        EvidenceError: an input is missing or is not what was captured.
+    """
+    plugin = find_plugin(stored.capture.plugin)
+    tensors = plugin.materialise(stored)
+    from alphamoe_sanitizer_replays.plugins.materialise import place_inputs
+
+    return ReplayInputs(stored, plugin, tensors, place_inputs(folder, stored, tensors))
+
+
+def prepare_job(
+    inputs: ReplayInputs,
+    folder: Path,
+    *,
+    device: str,
+    variant: str | None = None,
+    source: Path | None = None,
+    repeats: int = 0,
+) -> ReplayJob:
+    """Write one replay's specification into ``folder``, which is made where it is missing.
+
+    Raises:
+        UsageError: there is no such variant, or no such source file.
+    """
+    if source is not None and not source.is_file():
+        raise UsageError(f"{source}: there is no such source file")
+    folder.mkdir(parents=True, exist_ok=True)
+    result = (folder / "replay.json").absolute()
+    # What an earlier replay said must not pass for this one's.
+    result.unlink(missing_ok=True)
+    spec = ReplaySpec(
+        capture=str(inputs.stored.path.absolute()),
+        plugin=inputs.stored.capture.plugin,
+        device=device,
+        variant=inputs.variant(variant),
+        source=str(source.absolute()) if source is not None else None,
+        repeats=repeats,
+        tensors=inputs.places,
+        result=str(result),
+    )
+    path = folder / "replay-spec.json"
+    write_spec(path, spec)
+    return ReplayJob(child_argv(path), path, result)
+
+
+def check_outputs(inputs: ReplayInputs, job: ReplayJob, result: ReplayResult | None) -> OutputCheck:
+    """Judge what a replay left by the capture; a replay that left nothing proves nothing."""
+    if result is None:
+        return _open("the replay process ended without a result")
+    if result.status != "launched":
+        return _open(f"the replay failed: {result.error}")
+    if result.outputs is None or Path(result.outputs).name != result.outputs:
+        return _open("the replay names no file of outputs")
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        outputs = load_file(job.result.with_name(result.outputs))
+    except (SafetensorError, OSError, RuntimeError) as error:
+        return _open(f"the replay's outputs cannot be read: {error}")
+    try:
+        return inputs.plugin.check(inputs.stored, inputs.tensors, outputs)
+    except AlphaMoEError as error:
+        return _open(str(error))
+
+
+def finished(job: ReplayJob) -> ReplayResult | None:
+    """Read what the replay process said; null where it died. Raises EvidenceError where that cannot be read."""
+    return read_result(job.result)
+
+
+def _open(reason: str) -> OutputCheck:
+    return OutputCheck(verdict="INCONCLUSIVE", reason=reason)

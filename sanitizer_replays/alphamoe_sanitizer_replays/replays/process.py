@@ -1,0 +1,198 @@
+"""The replay process: ``python -m alphamoe_sanitizer_replays.replays.process SPEC.json`` launches a captured call once.
+
+It may run under a tool that watches every kernel and every allocation. So inputs come by copies from the host, no
+kernel but the target's is launched, nothing is imported that is not needed, and results are judged by the parent. It
+writes a :class:`ReplayResult` whatever happens short of its death; exit code 0 means launched, 1 failed.
+"""
+
+from __future__ import annotations
+
+# ruff: noqa: E402 -- the clock must be read before anything else is imported
+import time
+
+_FIRST_LINE_NS = time.time_ns()
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from alphamoe_sanitizer_replays.captures.records import Capture
+from alphamoe_sanitizer_replays.plugins.protocol import PreparedReplay, find_plugin
+from alphamoe_sanitizer_replays.replays.spec import SPAWNED_VARIABLE, ReplaySpec, TensorPlace, read_spec
+from alphamoe_sanitizer_replays.results import ReplayResult
+from alphamoe_tracers.errors import AlphaMoEError, EvidenceError, UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_COLLECTOR_MODULES = ("cupti", "alphamoe_tracers.cupti", "alphamoe_tracers.cupti_source")
+# Set by profilers for the processes they watch; any value counts as on.
+_COLLECTOR_VARIABLES = ("NSYS_PROFILING_SESSION_ID", "NV_NSIGHT_INJECTION_PORT_BASE", "KINETO_USE_DAEMON")
+_SPIN_CYCLES = 400_000
+"""How long the device is kept busy while a timed launch is queued behind: about 0.2 ms."""
+
+
+def refuse_collectors(modules: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+    """Refuse to go on beside a CUPTI collector: the tool is itself a subscriber, and only one may be.
+
+    Raises:
+        UsageError: naming what was found.
+    """
+    for module in _COLLECTOR_MODULES:
+        if module in modules:
+            raise UsageError(f"a replay must not load a collector, and {module} is loaded", "see the plug-in's imports")
+    for variable in _COLLECTOR_VARIABLES:
+        if variable in environment:
+            raise UsageError(f"a replay must not run under another profiler ({variable} is set)", f"unset {variable}")
+
+
+def main(argv: list[str]) -> int:
+    """Replay what the specification says and write the result beside it."""
+    if len(argv) != 1:
+        sys.stderr.write("usage: python -m alphamoe_sanitizer_replays.replays.process SPEC.json\n")
+        return 2
+    try:
+        spec = read_spec(Path(argv[0]))
+    except AlphaMoEError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    timings_s: dict[str, float] = {}
+    spawned = os.environ.get(SPAWNED_VARIABLE, "")
+    if spawned.isdecimal():
+        timings_s["process_start"] = max(_FIRST_LINE_NS - int(spawned), 0) / 1e9
+    try:
+        result = _replay(spec, timings_s)
+    except Exception as error:  # whatever it was, the parent must read it
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        sys.stderr.write(f"replay: {text}\n")
+        result = ReplayResult(
+            status="failed", error=text[:2000], caching_allocator=_caching_allocator(None), timings_s=timings_s
+        )
+    _write(Path(spec.result), msgspec.json.encode(result))
+    return 0 if result.status == "launched" else 1
+
+
+def _replay(spec: ReplaySpec, timings_s: dict[str, float]) -> ReplayResult:
+    refuse_collectors(sys.modules, os.environ)
+    capture = msgspec.json.decode(Path(spec.capture, "capture.json").read_bytes(), type=Capture)
+    plugin = find_plugin(spec.plugin)
+    import torch
+
+    device = torch.device(spec.device)
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise UsageError("there is no CUDA device for this replay", "replay on a machine with a GPU")
+        device = torch.device("cuda", device.index or 0)
+        torch.cuda.set_device(device)
+    timings_s["imports"] = (time.time_ns() - _FIRST_LINE_NS) / 1e9
+    tensors = mapped_tensors(spec.tensors)
+    source = Path(spec.source) if spec.source is not None else None
+    prepared = plugin.prepare(capture, tensors, device, spec.variant, source)
+    timings_s.update(prepared.timings_s)
+    started = time.perf_counter()
+    prepared.renew()
+    timings_s["upload"] = timings_s.get("upload", 0.0) + time.perf_counter() - started
+    # Once more: a plug-in's imports may have brought one.
+    refuse_collectors(sys.modules, os.environ)
+    started = time.perf_counter()
+    prepared.launch()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    launched = time.perf_counter()
+    outputs = prepared.outputs()
+    timings_s["launch"], timings_s["download"] = launched - started, time.perf_counter() - launched
+    name = f"{Path(spec.result).stem}.outputs.safetensors"
+    _save_outputs(Path(spec.result).with_name(name), outputs)
+    return ReplayResult(
+        status="launched",
+        symbols=prepared.symbols,
+        launches=prepared.launches,
+        variant=prepared.variant,
+        source_sha256=prepared.source_sha256,
+        cubin_sha256=prepared.cubin_sha256,
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        caching_allocator=_caching_allocator(device),
+        timings_s=timings_s,
+        kernel_us=_timed(prepared, spec.repeats, device),
+        outputs=name,
+    )
+
+
+def mapped_tensors(places: tuple[TensorPlace, ...]) -> dict[str, Tensor]:
+    """Map tensors from safetensors files; pages are read when they are touched.
+
+    Raises:
+        EvidenceError: a file is gone or cut, or a tensor is not of the shape that the parent found.
+    """
+    import torch
+    from safetensors import SafetensorError, safe_open
+
+    tensors: dict[str, Tensor] = {}
+    for file in dict.fromkeys(place.file for place in places):
+        try:
+            with safe_open(file, framework="pt") as opened:
+                for place in (place for place in places if place.file == file):
+                    tensor = opened.get_tensor(place.key)
+                    dtype = getattr(torch, place.dtype)
+                    if tensor.dtype != dtype:  # plain bytes, at any address
+                        tensor = tensor.clone().view(dtype)
+                    tensors[place.name] = tensor.reshape(place.shape)
+        except (SafetensorError, OSError, RuntimeError) as error:
+            raise EvidenceError(f"{file}: the inputs of the replay cannot be read: {error}") from error
+    return tensors
+
+
+def _timed(prepared: PreparedReplay, repeats: int, device: Any) -> tuple[float, ...]:
+    """Time further launches: device time by CUDA events, with inputs that the launch before left in the cache."""
+    import torch
+
+    times: list[float] = []
+    launch = prepared.again or prepared.launch
+    for _ in range(repeats):
+        prepared.renew()
+        if device.type != "cuda":
+            started = time.perf_counter()
+            launch()
+            times.append((time.perf_counter() - started) * 1e6)
+            continue
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        # Everything is queued while the device spins, so that no gap of the host's is timed.
+        torch.cuda._sleep(_SPIN_CYCLES)  # type: ignore[no-untyped-call]
+        begin.record()
+        launch()
+        end.record()
+        torch.cuda.synchronize(device)
+        times.append(begin.elapsed_time(end) * 1e3)
+    return tuple(times)
+
+
+def _caching_allocator(device: Any) -> bool:
+    """Say whether torch's caching allocator is on: the variable is not set, or memory was reserved all the same."""
+    if "PYTORCH_NO_CUDA_MEMORY_CACHING" not in os.environ:
+        return True
+    if device is None or device.type != "cuda":
+        return False
+    import torch
+
+    return torch.cuda.memory_reserved(device) > 0
+
+
+def _save_outputs(path: Path, outputs: Mapping[str, Tensor]) -> None:
+    from safetensors.torch import save_file
+
+    # Cloned: outputs may share memory, which the format refuses.
+    save_file({name: tensor.detach().contiguous().clone() for name, tensor in outputs.items()}, path)
+
+
+def _write(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(data)
+    temporary.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,199 @@
+"""``alphamoe-trace replay``: one capture, launched again without a tool or under single ones, as a record and in words.
+
+A tool that reports nothing proves nothing here: its positive controls are run by ``alphamoe-trace sanitize`` alone.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from alphamoe_profiler.verdicts import Verdict, worst
+from alphamoe_sanitizer_replays.captures.store import open_capture
+from alphamoe_sanitizer_replays.replays.job import check_outputs, prepare_inputs, prepare_job
+from alphamoe_sanitizer_replays.replays.spec import child_environment
+from alphamoe_sanitizer_replays.results import OutputCheck, Tool, ToolRun
+from alphamoe_sanitizer_replays.tool.sanitizer import find_tool, run_plain, run_tool
+
+REPORT_SCHEMA = "alphamoe-trace-replay-report-v1"
+
+
+class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+    """One replay process and its output."""
+
+    run: ToolRun
+    output: OutputCheck
+    verdict: str
+    reason: str
+    """One line; empty for PASS."""
+
+
+class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of replaying one capture."""
+
+    schema: str = REPORT_SCHEMA
+    capture: str
+    label: str
+    plugin: str
+    device: str
+    source: str | None
+    captured_source_sha256: str | None
+    replays: tuple[Replayed, ...]
+    compile_ahead_s: float
+    verdict: str
+
+    @property
+    def exit_code(self) -> int:
+        """That of the verdict."""
+        return Verdict(self.verdict).exit_code
+
+
+def replay_capture(
+    path: Path,
+    *,
+    tools: tuple[Tool | Literal["none"], ...] = ("none",),
+    variant: str | None = None,
+    source: Path | None = None,
+    repeats: int = 0,
+    device: str = "auto",
+    timeout_s: float = 120.0,
+    sanitizer: str | None = None,
+    out: Path | None = None,
+) -> ReplayReport:
+    """Replay one capture, each tool in a process of its own.
+
+    Args:
+        path: the capture's directory.
+        tools: ``none`` or tools.
+        variant: null for the captured process's own.
+        source: compiled instead of the kernel's own source.
+        repeats: further launches that are timed; only without a tool.
+        device: ``auto``, ``cpu`` or torch's name of a CUDA device.
+        timeout_s: of each process.
+        sanitizer: the compute-sanitizer to use.
+        out: where logs, outputs and inputs stay; null for a temporary folder.
+
+    Raises:
+        UsageError: no such variant, source or plug-in.
+        EvidenceError: the capture is damaged, its weights cannot be drawn here, or there is no compute-sanitizer.
+    """
+    stored = open_capture(path)
+    tool_path = find_tool(sanitizer) if any(tool != "none" for tool in tools) else None
+    place = device if device != "auto" else _device()
+    with _folder(out) as folder:
+        inputs = prepare_inputs(stored, folder)
+        compiled_s = inputs.compile_ahead(variant, source) if place != "cpu" else 0.0
+        replays = []
+        for tool in tools:
+            job = prepare_job(
+                inputs,
+                folder / tool,
+                device=place,
+                variant=variant,
+                source=source,
+                repeats=repeats if tool == "none" else 0,
+            )
+            environment = child_environment()
+            if tool == "none" or tool_path is None:
+                run = run_plain(
+                    job.argv, folder=folder / tool, timeout_s=timeout_s, env=environment, result_file=job.result
+                )
+            else:
+                run = run_tool(
+                    tool,
+                    job.argv,
+                    tool_path=tool_path,
+                    folder=folder / tool,
+                    symbols=stored.capture.symbols,
+                    timeout_s=timeout_s,
+                    env=environment,
+                    result_file=job.result,
+                )
+            replays.append(_replayed(run, check_outputs(inputs, job, run.result)))
+    return ReplayReport(
+        capture=str(path),
+        label=stored.capture.label,
+        plugin=inputs.plugin.name,
+        device=place,
+        source=str(source) if source is not None else None,
+        captured_source_sha256=stored.capture.source_sha256,
+        replays=tuple(replays),
+        compile_ahead_s=compiled_s,
+        verdict=worst(Verdict(replayed.verdict) for replayed in replays).value,
+    )
+
+
+def _device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@contextmanager
+def _folder(out: Path | None) -> Iterator[Path]:
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        yield out
+        return
+    with tempfile.TemporaryDirectory(prefix="alphamoe-trace-replay-") as name:
+        yield Path(name)
+
+
+def _replayed(run: ToolRun, output: OutputCheck) -> Replayed:
+    verdict, reason = Verdict(output.verdict), output.reason
+    found = run.log.found_errors + run.log.found_warnings if run.log is not None else 0
+    shown = sum(1 for finding in run.log.findings if finding.in_target) if run.log is not None else 0
+    if verdict is not Verdict.FAIL and shown:
+        verdict, reason = Verdict.FAIL, f"{run.tool} reports {found} errors and warnings, {shown} kinds in the target"
+    elif verdict is not Verdict.FAIL and run.timed_out:
+        verdict, reason = Verdict.INCONCLUSIVE, f"it was killed after {run.timeout_s:g} s"
+    elif verdict is not Verdict.FAIL and run.signal:
+        verdict, reason = Verdict.INCONCLUSIVE, f"it died of {run.signal}"
+    elif verdict is not Verdict.FAIL and run.problems:
+        verdict, reason = Verdict.INCONCLUSIVE, run.problems[0]
+    elif verdict is Verdict.PASS and run.exit_code != 0:
+        verdict, reason = Verdict.INCONCLUSIVE, f"it ended with the exit code {run.exit_code}"
+    elif verdict is Verdict.PASS and run.tool != "none":
+        verdict = Verdict.INCONCLUSIVE
+        reason = f"{run.tool} reports nothing, which counts only beside its controls: use alphamoe-trace sanitize"
+    return Replayed(run=run, output=output, verdict=verdict.value, reason=reason)
+
+
+def describe(report: ReplayReport) -> str:
+    """Tell a report in a few lines."""
+    lines = [f"{report.label} ({report.plugin}) replayed on {report.device}: {report.verdict}"]
+    for replayed in report.replays:
+        run, result, output = replayed.run, replayed.run.result, replayed.output
+        tool = "without a tool" if run.tool == "none" else f"{run.tool} {run.tool_version or ''}".strip()
+        variant = f", {result.variant}" if result is not None and result.variant else ""
+        lines.append(f"  {tool}{variant}: {replayed.verdict}" + (f": {replayed.reason}" if replayed.reason else ""))
+        if output.max_abs_error is not None:
+            relative = f"{output.relative_error:.4f}" if output.relative_error is not None else "not a number"
+            lines.append(
+                f"    output: {output.verdict}, at most {output.max_abs_error:.3g} from the captured one, "
+                f"relative error to the float64 oracle {relative}"
+            )
+        if run.log is not None:
+            lines.append(f"    tool: {run.log.found_errors} errors, {run.log.found_warnings} warnings")
+        if result is not None and result.kernel_us:
+            times = sorted(result.kernel_us)
+            lines.append(
+                f"    time: median {statistics.median(times):.2f} us, least {times[0]:.2f}, most {times[-1]:.2f} "
+                f"({len(times)} launches, inputs in the cache)"
+            )
+        if result is not None:
+            parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in result.timings_s.items())
+            lines.append(f"    wall: {run.wall_s:.2f} s in all; {parts}")
+            if (
+                result.source_sha256 is not None
+                and report.captured_source_sha256 not in (None, result.source_sha256)
+                and report.source is None
+            ):
+                lines.append("    note: the kernel's source has changed since the capture")
+    return "\n".join(lines) + "\n"

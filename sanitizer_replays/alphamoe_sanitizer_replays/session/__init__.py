@@ -1,0 +1,1 @@
+"""A sanitize session: which replays it makes, and how it makes them."""

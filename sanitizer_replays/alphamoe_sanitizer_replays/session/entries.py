@@ -1,0 +1,97 @@
+"""From one replay process and its verdict to the entry of the report."""
+
+from __future__ import annotations
+
+import datetime
+
+import msgspec
+
+from alphamoe_profiler.verdicts import Verdict
+from alphamoe_sanitizer_replays.reports.records import CaptureFacts, ReplayEntry
+from alphamoe_sanitizer_replays.results import ControlReport, OutputCheck, Tool, ToolRun
+from alphamoe_sanitizer_replays.session.plan import PlannedCapture
+from alphamoe_sanitizer_replays.verdicts.allow_list import AllowEntry, AllowList
+from alphamoe_sanitizer_replays.verdicts.judge import judge
+
+
+def open_entry(facts: CaptureFacts, variant: str | None, tool: Tool | None, reason: str, hint: str = "") -> ReplayEntry:
+    """Give the entry of a replay that was not made: INCONCLUSIVE, with the reason."""
+    return ReplayEntry(
+        capture=facts.path,
+        label=facts.label,
+        variant=variant,
+        tool=tool or "none",
+        verdict=Verdict.INCONCLUSIVE,
+        whole=Verdict.INCONCLUSIVE,
+        reasons=(" ".join(reason.split()),),
+        settled_by="evidence",
+        hint=hint,
+    )
+
+
+def entry_of(
+    own: PlannedCapture,
+    variant: str | None,
+    run: ToolRun,
+    output: OutputCheck,
+    controls: ControlReport | None,
+    allow: AllowList,
+    compile_s: float,
+    today: datetime.date,
+) -> tuple[ReplayEntry, tuple[AllowEntry, ...]]:
+    """Judge one replay process; gives its entry, and the entries of the allow-list that were used.
+
+    Args:
+        own: the capture.
+        variant: that was asked for.
+        run: the process.
+        output: its output check.
+        controls: of its tool; null without a tool.
+        allow: findings that are known.
+        compile_s: seconds that compiling ahead took.
+        today: for entries of the allow-list that expire.
+    """
+    capture = own.stored.capture
+    launched = run.result.variant if run.result is not None else None
+    if variant is not None and launched is not None and launched != variant:
+        problem = f"the replay launched the variant {launched}, not {variant}"
+        run = msgspec.structs.replace(run, problems=(*run.problems, problem))
+    verdict = judge(run, capture=capture, output=output, controls=controls, allow=allow, today=today)
+    result, log = run.result, run.log
+    source = result.source_sha256 if result is not None else None
+    timings = dict(result.timings_s) if result is not None else {}
+    if compile_s:
+        timings["compile"] = timings.get("compile", 0.0) + compile_s
+    entry = ReplayEntry(
+        capture=own.facts.path,
+        label=own.facts.label,
+        variant=variant,
+        tool=run.tool,
+        verdict=verdict.target,
+        whole=verdict.whole,
+        reasons=verdict.reasons,
+        settled_by=verdict.settled_by,
+        errors=log.found_errors if log is not None and log.summaries else None,
+        warnings=log.found_warnings if log is not None and log.summaries else None,
+        hazards=_hazards(run),
+        findings=verdict.target_findings,
+        other_findings=verdict.other_findings,
+        api_errors=verdict.api_errors,
+        allowed=verdict.allowed,
+        notes=verdict.notes,
+        output=output,
+        kernel_us=result.kernel_us if result is not None else (),
+        timings_s=timings,
+        wall_s=run.wall_s,
+        source_sha256=source,
+        cubin_sha256=result.cubin_sha256 if result is not None else None,
+        source_differs=None not in (source, capture.source_sha256) and source != capture.source_sha256,
+        log_file=run.log_file,
+        xml_file=run.xml_file,
+    )
+    return entry, verdict.allowed_by
+
+
+def _hazards(run: ToolRun) -> int | None:
+    counted = [s.hazards for s in run.log.summaries if s.hazards is not None] if run.log is not None else []
+    return sum(counted) if counted else None

@@ -1,0 +1,1 @@
+"""What one run under one tool proves."""
