@@ -7,8 +7,9 @@ a stream capture cannot hold (gloo works on the host) is handed to the capture i
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Literal, Protocol
 
@@ -19,6 +20,17 @@ from alphamoe_tracers.errors import AlphaMoEError
 
 CommunicationBackend = Literal["nccl", "gloo"]
 DEFAULT_TIMEOUT_S = 120.0
+NCCL_DEFAULTS = {
+    # NVLink multicast needs fabric rights that virtual and shared machines do not give, and what follows is a hang or a
+    # fault of the whole fabric. Decode sums a few KiB, for which NCCL takes rings anyway.
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+    # A non-blocking communicator launches from a thread of NCCL's, outside the ranges that the caller has open.
+    "TORCH_NCCL_USE_COMM_NONBLOCKING": "0",
+}
+"""Environment of a process that joins an NCCL group, where the user has not set it."""
+_ABANDON_S = 1.0
 
 
 class CollectiveCut(Protocol):
@@ -26,11 +38,6 @@ class CollectiveCut(Protocol):
 
     def cut(self, name: str, layer: int | None, step: Callable[[], None]) -> None:
         """End the segment, remember ``step`` to be run at each replay, and begin the next segment."""
-
-
-def choose_backend(device: str, ranks_share_a_gpu: bool) -> CommunicationBackend:
-    """Give ``nccl`` where each rank has a GPU of its own, else ``gloo`` (NCCL refuses two ranks on one GPU)."""
-    return "nccl" if device.startswith("cuda") and not ranks_share_a_gpu else "gloo"
 
 
 class TensorParallelGroup:
@@ -64,11 +71,11 @@ class TensorParallelGroup:
         Args:
             rank: 0 to ``world_size`` - 1.
             world_size: 1 makes no process group.
-            backend: see :func:`choose_backend`. For NCCL the process's CUDA device must have been set before.
+            backend: of the whole group; NCCL refuses two ranks on one GPU, and wants the process's device set before.
             init_method: ``tcp://127.0.0.1:PORT`` or ``file:///PATH`` of a path that does not exist yet.
             timeout_s: how long joining, and later each collective, may wait for the other ranks.
 
-        NCCL's use of NVLink multicast is switched off in this process's environment, unless it is set there already.
+        For NCCL, :data:`NCCL_DEFAULTS` is put into this process's environment, beside what is set there already.
 
         Raises:
             AlphaMoEError: when the other ranks do not come in time.
@@ -76,9 +83,8 @@ class TensorParallelGroup:
         if world_size == 1:
             return cls()
         if backend == "nccl":
-            # NVLink multicast needs fabric rights that shared machines do not give, and its failure is a hang.
-            os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
-            os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+            for name, value in NCCL_DEFAULTS.items():
+                os.environ.setdefault(name, value)
         try:
             dist.init_process_group(
                 backend,
@@ -170,7 +176,7 @@ class TensorParallelGroup:
         return self.settle(self.compare(token_ids).tolist())
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait, on the host too, until every rank is here. NCCL uses the device that the group was bound to."""
         if self.world_size > 1:
             dist.barrier()
 
@@ -178,6 +184,20 @@ class TensorParallelGroup:
         """Leave the group; afterwards this object makes no collective."""
         if self.world_size > 1 and dist.is_initialized():
             dist.destroy_process_group()
+
+    def abandon(self, wait_s: float = _ABANDON_S) -> None:
+        """Give up the group after a failure, so that the device becomes idle: no collective is possible afterwards.
+
+        A kernel of NCCL whose peer is gone spins for ever, and whoever waits for the device with it. Aborting the
+        communicator makes it leave. That call itself only returns when no captured graph holds the communicator any
+        more, so it gets a thread of its own and this one goes on after ``wait_s`` seconds. Does nothing under gloo,
+        which has an error for a lost peer.
+        """
+        if self.backend != "nccl":
+            return
+        aborting = threading.Thread(target=_abort, name="alphamoe-nccl-abort", daemon=True)
+        aborting.start()
+        aborting.join(wait_s)
 
     def _sum(self, tensor: torch.Tensor) -> None:
         if self.world_size == 1:
@@ -201,3 +221,9 @@ class TensorParallelGroup:
             held = torch.empty(numel, dtype=dtype, pin_memory=True)
             self._staging[dtype] = held
         return held[:numel]
+
+
+def _abort() -> None:
+    # Experimental and NCCL's alone, but the one call that ends kernels which wait for a lost peer.
+    with suppress(AttributeError, RuntimeError, ValueError, AssertionError):
+        dist.distributed_c10d._abort_process_group()

@@ -103,6 +103,7 @@ class RankRun:
         self._receipts: ReceiptWriter | None = None
         self._receipt_count = 0
         self._engine_at_work: Engine | None = None
+        self._group: TensorParallelGroup | None = None
         self._served_with: dict[str, set[Execution]] = {}
         self._forwards = Counter[str]()
         self._memory: list[MemorySnapshot] = []
@@ -126,6 +127,8 @@ class RankRun:
             if not stopped:
                 self._try_to_tell_failure(text)
                 _log_traceback()
+            if self._group is not None:
+                self._group.abandon()  # the collector waits for an idle device, where a peer may be missing
             try:
                 self._finish("interrupted" if stopped else "exception", text)
             except Exception:  # the first error is the one that counts; the rank is cut short without ranks/N.json
@@ -162,14 +165,15 @@ class RankRun:
         # Ranks of one machine meet over loopback: a host name that does not resolve must not matter.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("OMP_NUM_THREADS", str(task.threads))
+        # The survey numbers GPUs as NVML does; CUDA's own order puts the fastest first.
+        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         self._start_collector()
         from alphamoe_backend.engine import Request
-        from alphamoe_backend.parallel import TensorParallelGroup, choose_backend
+        from alphamoe_backend.parallel import TensorParallelGroup
 
         self._prepare_device()
-        backend = choose_backend(task.device, task.shared_gpu)
-        group = TensorParallelGroup.connect(
-            task.rank, task.world_size, backend, task.rendezvous, timeout_s=min(task.timeout_s, 600.0)
+        group = self._group = TensorParallelGroup.connect(
+            task.rank, task.world_size, task.communication, task.rendezvous, timeout_s=min(task.timeout_s, 600.0)
         )
         engine = self._engine_at_work = self._engine(group)
         self._wall_s["start_up"] = (time.monotonic_ns() - task.spawned_ns) / 1e9
@@ -179,6 +183,7 @@ class RankRun:
         requests = [Request(item.request_id, item.prompt_ids) for item in task.requests]
         engine.capture([len(item.prompt_ids) for item in requests], batch_size=len(requests))
         self._remember("after_graph_capture")
+        group.barrier()  # the first step's skew shall not be that of capturing
         if self._collector is not None:
             self._collector.open_window()
         completions = engine.serve(requests, task.executions)
@@ -327,6 +332,7 @@ class RankRun:
             ended=ended,
             error=error,
             clock=CLOCK if summary.state == "on" else "none",
+            communication=task.communication if task.world_size > 1 else None,
         )
         self._writer.write_rank(record)
 

@@ -13,6 +13,8 @@ from alphamoe_backend.handover import HandoverSink
 from alphamoe_tracers.errors import AlphaMoEError
 from alphamoe_tracers.records import Execution
 
+Communication = Literal["nccl", "gloo"]
+
 STOP = b"stop"
 """The one word that the launcher sends: end in order, soon."""
 
@@ -44,6 +46,8 @@ class RankTask:
     """``cpu`` or ``cuda:N``."""
     gpu_uuid: str | None
     shared_gpu: bool
+    communication: Communication
+    """Of the whole group: ranks that chose for themselves would not meet where only some of them share a GPU."""
     rendezvous: str
     """``file:///...`` of a path that does not exist yet."""
     model: str

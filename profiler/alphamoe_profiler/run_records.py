@@ -172,6 +172,8 @@ class RankFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What each imported file says of this rank; a file's tables are part k of the rank's."""
     rows: dict[str, int] = {}
     """Rows written by table, of an imported rank; a recorded one has them in ``collector``."""
+    communication: str | None = None
+    """What made the all-reduces: ``nccl``, or ``gloo`` on the host; null for one rank alone or where nothing says."""
     schema_version: int = 1
 
 

@@ -215,6 +215,7 @@ def _tasks(plan: Resolved, run: RunInfo, path: Path, requests: Sequence[_Tokenis
             device=plan.device_of(rank),
             gpu_uuid=plan.survey.gpus[rank % plan.gpu_count].info.uuid if plan.gpu_count else None,
             shared_gpu=plan.shares_gpu(rank),
+            communication=plan.communication,
             rendezvous=(meeting / "rendezvous").as_uri(),
             model=plan.preset.name,
             layers=plan.layers,

@@ -10,6 +10,7 @@ from pathlib import Path
 from alphamoe_backend.geometry import PRESETS, ModelPreset
 from alphamoe_profiler.faults import Fault, parse_fault
 from alphamoe_profiler.memory import GpuSurvey
+from alphamoe_profiler.rank_messages import Communication
 from alphamoe_tracers.errors import AlphaMoEError, UsageError
 from alphamoe_tracers.records import EXECUTIONS, Execution
 
@@ -81,6 +82,11 @@ class Resolved:
         return bool(self.gpu_count) and any(
             other != rank and other % self.gpu_count == rank % self.gpu_count for other in ranks
         )
+
+    @property
+    def communication(self) -> Communication:
+        """What the group is made of, for all ranks alike: NCCL, which refuses two ranks on one GPU, or else gloo."""
+        return "nccl" if 0 < self.config.ranks <= self.gpu_count else "gloo"
 
 
 def resolve(config: TraceConfig, survey: GpuSurvey) -> Resolved:

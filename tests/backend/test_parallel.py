@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch import multiprocessing
 
 from alphamoe_backend.dispatch import DispatchRecorder
 from alphamoe_backend.engine import Engine, EngineConfig, NoObserver, Request
-from alphamoe_backend.parallel import TensorParallelGroup, choose_backend
+from alphamoe_backend.parallel import NCCL_DEFAULTS, TensorParallelGroup
 from alphamoe_tracers.errors import AlphaMoEError
 from alphamoe_tracers.records import Receipt
 
@@ -160,9 +162,61 @@ def test_a_world_of_one_needs_no_process_group() -> None:
     assert not torch.distributed.is_initialized()
 
 
-@pytest.mark.parametrize(
-    ("device", "shared", "backend"), [("cpu", False, "gloo"), ("cuda:0", False, "nccl"), ("cuda:0", True, "gloo")]
-)
-def test_nccl_needs_a_gpu_a_rank(device: str, shared: bool, backend: str) -> None:
-    """Several ranks on one GPU, and CPUs, talk through gloo."""
-    assert choose_backend(device, shared) == backend
+class FakeDistributed:
+    """Stands in for torch.distributed where NCCL cannot run, and remembers how it was asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: dict[str, Any] = {}
+        self.aborted = threading.Event()
+        self.released = threading.Event()
+        monkeypatch.setattr(torch.distributed, "init_process_group", self.init_process_group)
+        monkeypatch.setattr(torch.distributed.distributed_c10d, "_abort_process_group", self.abort)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+
+    def init_process_group(self, backend: str, **asked: Any) -> None:
+        """Join at once; what NCCL would read from the environment is kept."""
+        read = {name: os.environ.get(name) for name in NCCL_DEFAULTS}
+        self.asked = {"backend": backend, "environment": read, **asked}
+
+    def abort(self) -> None:
+        """Hang, as NCCL does while captured graphs hold the communicator."""
+        self.aborted.set()
+        self.released.wait(30)
+
+
+def test_nccl_is_bound_to_the_device_of_the_rank_and_uses_no_multicast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device is the process's own, never the rank's number; what the user set stays."""
+    fake = FakeDistributed(monkeypatch)
+    monkeypatch.setattr(os, "environ", {"PATH": ""})
+    os.environ["NCCL_NVLS_ENABLE"] = "1"
+    group = TensorParallelGroup.connect(1, 2, "nccl", "file:///nowhere", timeout_s=7)
+    assert (fake.asked["backend"], fake.asked["device_id"]) == ("nccl", torch.device("cuda", 3))
+    assert fake.asked["timeout"].total_seconds() == 7
+    assert fake.asked["environment"] == {**NCCL_DEFAULTS, "NCCL_NVLS_ENABLE": "1"}
+    assert group.capturable
+
+
+def test_gloo_is_bound_to_no_device_and_sets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that share a GPU have no NCCL to configure."""
+    fake = FakeDistributed(monkeypatch)
+    monkeypatch.setattr(os, "environ", {"PATH": ""})
+    group = TensorParallelGroup.connect(1, 2, "gloo", "file:///nowhere")
+    assert fake.asked["device_id"] is None
+    assert not any(fake.asked["environment"].values())
+    assert not group.capturable
+
+
+def test_an_nccl_group_is_abandoned_without_waiting_for_its_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The abort is begun; that it does not return holds nobody up."""
+    fake = FakeDistributed(monkeypatch)
+    TensorParallelGroup(0, 2, "nccl").abandon(wait_s=0.01)
+    assert fake.aborted.wait(10)
+    fake.released.set()
+
+
+def test_a_gloo_group_and_a_lone_rank_have_nothing_to_abandon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gloo tells of a lost peer by itself."""
+    fake = FakeDistributed(monkeypatch)
+    TensorParallelGroup(0, 2, "gloo").abandon()
+    TensorParallelGroup().abandon()
+    assert not fake.aborted.is_set()

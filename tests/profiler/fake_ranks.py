@@ -25,6 +25,7 @@ def task(rank: int, out: str = "", world_size: int = 2) -> RankTask:
         device="cpu",
         gpu_uuid=None,
         shared_gpu=False,
+        communication="gloo",
         rendezvous="",
         model="tiny",
         layers=2,
