@@ -13,6 +13,7 @@ import pandas as pd
 
 from alphamoe_profiler.evidence import Evidence, gather, moe_counts
 from alphamoe_profiler.m_buckets import MBuckets, buckets, witness_mask
+from alphamoe_profiler.rank_skew import RankSkew, compare_ranks, rank_marks
 from alphamoe_profiler.run_records import MemorySnapshot, RequestRecord, RunInfo
 from alphamoe_profiler.verdicts import Verdict
 from alphamoe_profiler.windows import readable_rank_file
@@ -60,6 +61,8 @@ class RankReport:
     wall_s: dict[str, float]
     busy_ns: int
     """Sum of kernel durations in witness steps; untimed and invalid kernels have none."""
+    communication: str | None = None
+    """``nccl`` or ``gloo``; None where nothing says."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,8 @@ class RunReport:
     """Everything that ``RunBundle.check`` found."""
     next_command: str
     """What to type next."""
+    skew: RankSkew | None = None
+    """The ranks beside each other; None for one rank alone."""
     ran: pd.DataFrame | None = None
     """Of an imported run: symbol, class and one column a rank with kernel counts."""
     by_bucket: pd.DataFrame | None = None
@@ -119,6 +124,7 @@ def inspect_run(bundle: RunBundle) -> RunReport:
         launcher_wall_s=dict(outcome.wall_s) if outcome else {},
         problems=tuple(bundle.check()),
         next_command=_next_command(bundle, witness),
+        skew=compare_ranks(bundle, [rank_marks(own) for own in evidence.kernels.values()]),
         **_imported(evidence),
     )
 
@@ -176,6 +182,7 @@ def _rank(evidence: Evidence, rank: int) -> RankReport:
         memory=record.memory if record else (),
         wall_s=dict(record.wall_s) if record else {},
         busy_ns=int(frame.loc[witnessed, "duration_ns"].sum()),
+        communication=record.communication if record else None,
     )
 
 

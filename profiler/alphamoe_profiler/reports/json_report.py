@@ -10,6 +10,7 @@ import pandas as pd
 from alphamoe_profiler.bundle_files import encode_json
 from alphamoe_profiler.inspection import RankReport, RunReport
 from alphamoe_profiler.m_buckets import DiscreteSet, MBuckets
+from alphamoe_profiler.rank_skew import skew_document
 
 REPORT_SCHEMA = "alphamoe-trace-report-v1"
 
@@ -69,6 +70,7 @@ def json_document(report: RunReport) -> dict[str, Any]:
             )
         ],
         "m_buckets": [_buckets(row) for row in report.m_buckets],
+        "skew": skew_document(report.skew),
         "requests": [
             {
                 "request_id": request.request_id,
@@ -108,6 +110,7 @@ def _rank(rank: RankReport) -> dict[str, Any]:
         "ended": rank.ended,
         "error": rank.error,
         "collector": rank.collector,
+        "communication": rank.communication,
         "window_failures": list(rank.window),
         "kernels": rank.kernels,
         "dropped": rank.dropped,

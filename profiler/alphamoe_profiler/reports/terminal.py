@@ -24,6 +24,7 @@ from alphamoe_profiler.inspection import PROGRAM, RankReport, RunReport
 from alphamoe_profiler.m_buckets import DiscreteSet, MBuckets
 from alphamoe_profiler.printable import printable_console, printable_line
 from alphamoe_profiler.reports.imported import imported_head, print_imported
+from alphamoe_profiler.reports.skew import print_skew
 from alphamoe_profiler.verdicts import Verdict, worst
 from alphamoe_profiler.witness import Cell
 
@@ -67,6 +68,8 @@ def _print(console: Console, report: RunReport) -> None:
         _witnesses(console, report)
     _m_buckets(console, report.m_buckets, "step annotation or log line" if report.run.imported else "receipt")
     _coverage(console, report.ranks, report.run.kind == "imported")
+    if report.skew is not None:
+        print_skew(console, report.skew, _table)
     _memory(console, report)
     _wall_times(console, report)
     _lines(console, "Problems", report.problems, 12)
