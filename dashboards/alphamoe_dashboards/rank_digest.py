@@ -21,6 +21,7 @@ from alphamoe_dashboards.sampling import Sample, own_steps
 if TYPE_CHECKING:
     from alphamoe_profiler.attribution import AttributedKernels
     from alphamoe_profiler.bundle import RunBundle
+    from alphamoe_profiler.rank_skew import RankMarks
 
 NO_EXECUTION, UNATTRIBUTED, OUTSIDE, SENTINEL = "", "unattributed", "outside the window", "sentinel"
 MAX_SHAPE_ROWS = 4_000
@@ -37,6 +38,8 @@ class RankDigest:
     """(full, base, class); symbol columns point here."""
     tables: dict[str, Columns] = field(default_factory=dict)
     """cube, hist, shapes, steps, kernels, ranges, cells, clusters."""
+    marks: RankMarks | None = None
+    """What is compared between ranks; stays off the page."""
     facts: dict[str, Any] = field(default_factory=dict)
     """kernels, attributed, reasons, window (failed conditions), untimed, invalid, duplicates, shapes_left_out."""
 
@@ -58,12 +61,13 @@ def digest(bundle: RunBundle, rank: int, sample: Sample, with_clusters: bool = F
         with_clusters: keep sums by step, bucket and symbol too: intervals of a comparison need them.
     """
     from alphamoe_profiler.attribution import attribute
+    from alphamoe_profiler.rank_skew import rank_marks
     from alphamoe_profiler.windows import prove_window
 
     own = attribute(bundle, rank)
     own.check()
     frame = own.frame
-    result = RankDigest(rank)
+    result = RankDigest(rank, marks=rank_marks(own))
     coder = Coder(result, frame)
     steps = step_tables(bundle, rank, own, coder)
     coded = _coded(frame, coder, steps)

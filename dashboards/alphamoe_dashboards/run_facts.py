@@ -11,6 +11,7 @@ import numpy as np
 from alphamoe_dashboards.cards import card_of, moe_work
 from alphamoe_dashboards.columns import Columns
 from alphamoe_dashboards.verdict_facts import report_facts
+from alphamoe_profiler.rank_skew import compare_ranks, skew_document
 from alphamoe_profiler.windows import readable_rank_file
 from alphamoe_tracers.errors import EvidenceError
 
@@ -53,6 +54,7 @@ def read_facts(bundle: RunBundle, parts: list[RankDigest], digested: RunDigest) 
         "executions": list(run.executions),
         "shared_gpu": any(rank["shared_gpu"] for rank in ranks),
         "ranks": ranks,
+        "rank_skew": skew_document(compare_ranks(bundle, [part.marks for part in parts if part.marks is not None])),
         "requests": _requests(bundle),
         "card": None if card is None else msgspec.to_builtins(card),
         "m_from": _m_from(bundle, parts),
@@ -116,6 +118,7 @@ def _rank(bundle: RunBundle, part: RankDigest) -> dict[str, Any]:
         "host": record.host if record else None,
         "gpu_name": record.gpu_name if record else None,
         "device": record.device if record else None,
+        "communication": record.communication if record else None,
         "shared_gpu": bool(record and record.shared_gpu),
         "ended": record.ended if record else "cut short",
         "error": record.error if record else "no ranks file: the rank was cut short",

@@ -350,6 +350,17 @@ def test_ranks_that_share_a_gpu_have_it_said_beside_their_times(open_page: Any, 
         assert "shared GPU" in tab.evaluate(f"document.getElementById('chart-{name}').layout.title.text")
 
 
+def test_the_ranks_view_shows_who_was_last_and_the_all_reduce_kernels(open_page: Any, golden_page: Path) -> None:
+    """Golden ranks lie 17 ns apart, and each runs two all-reduces in each of six steps."""
+    tab = open_page(golden_page, "#view=ranks")
+    moments = rows(tab, "moments-table")
+    assert [row[1] for row in moments] == ["step start", "all-reduce start", "all-reduce end"] * 3
+    assert moments[0][2:] == ["3", "51 ns", "51 ns", moments[0][5], "3", "3 (3 of 3)"]
+    reduces = rows(tab, "all-reduce-table")
+    assert [row[0] for row in reduces] == ["0", "1", "2", "3"]
+    assert all(golden.ALL_REDUCE in row[1] and row[2:] == ["12", "6.00 µs", "500 ns"] for row in reduces)
+
+
 def test_pandas_frames_have_the_kernels_that_these_tests_ask_for(golden_run: Path) -> None:
     assert isinstance(frames(golden_run), pd.DataFrame)
     assert (frames(golden_run)["base"] == SYMBOL).any()

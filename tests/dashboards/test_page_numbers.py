@@ -13,7 +13,9 @@ from alphamoe_dashboards.columns import MISSING
 from alphamoe_dashboards.histograms import dense, quantile
 from alphamoe_profiler.attribution import attribute
 from alphamoe_profiler.bundle import RunBundle
+from alphamoe_profiler.inspection import inspect_run
 from alphamoe_profiler.m_buckets import witness_mask
+from alphamoe_profiler.rank_skew import skew_document
 
 
 def named_cube(data: dict[str, Any]) -> pd.DataFrame:
@@ -137,3 +139,12 @@ def test_unknown_numbers_are_missing_and_never_zero(golden_data: Any) -> None:
     norm = cube[cube["full"].str.contains("rms_norm")]
     assert (norm["layer"] >= 0).any()
     assert (cube[cube["traffic"] == "sentinel"]["M"] == MISSING).all()
+
+
+def test_the_page_holds_the_skew_and_the_all_reduces_of_the_report(
+    golden_run: Path, golden_data: dict[str, Any]
+) -> None:
+    """Computed in parts, rank by rank, it is what `show --json` says."""
+    report = inspect_run(RunBundle.open(golden_run))
+    assert golden_data["runs"][0]["facts"]["rank_skew"] == skew_document(report.skew)
+    assert len(golden_data["runs"][0]["facts"]["rank_skew"]["spreads"]) == 9

@@ -1,6 +1,7 @@
 "use strict";
 // Ranks against each other: skew by layer and step, symbols of some ranks only, launch shapes that differ at one M.
-// Clocks of different ranks have no common base, so only durations are compared, never starts.
+// The page's own numbers compare durations only. Starts were compared when the page was built (facts.rank_skew), where
+// the ranks of one machine share the host's clock; its notes say where they do not.
 (() => {
   const { el, panel, note } = AMT;
 
@@ -90,11 +91,30 @@
   }
   AMT.shapeText = (s, i) => `grid ${s.grid_x[i]}×${s.grid_y[i]}×${s.grid_z[i]}, block ${s.block_x[i]}×${s.block_y[i]}×${s.block_z[i]}, cluster ${s.cluster_x[i]}×${s.cluster_y[i]}×${s.cluster_z[i]}, ${AMT.count(s.dynamic_smem_bytes[i])} B dynamic shared memory`;
 
+  // How far apart the ranks were at the same moment, and the all-reduce kernels: computed over all kernels of the run.
+  function moments(run, grid) {
+    const found = run.facts.rank_skew;
+    if (!found) return;
+    const most = (row) => Object.entries(row.last).reduce((a, b) => (b[1] > a[1] ? b : a)), notes = found.notes.map((text) => note(`${text[0].toUpperCase()}${text.slice(1)}.`));
+    const clocks = found.clock_error_ns === null ? null : note(`An all-reduce ends on all ranks at about one moment. By that the clocks are off by ${found.clock_error_ns ? `${AMT.time(found.clock_error_ns)} at least` : "nothing that they show"}.`);
+    grid.append(panel("c12", AMT.timed("Ranks at the same moment: from the first to the last"), found.spreads.length ? AMT.table([
+      { title: "execution", value: (row) => row.execution }, { title: "moment", value: (row) => row.moment }, { title: "compared", value: (row) => row.compared, show: (row) => AMT.count(row.compared), num: true },
+      { title: "median", value: (row) => row.median_ns, show: (row) => AMT.time(row.median_ns), num: true }, { title: "worst", value: (row) => row.worst_ns, show: (row) => AMT.time(row.worst_ns), num: true },
+      { title: "in step", value: (row) => row.worst_step, num: true }, { title: "last then", value: (row) => row.worst_rank, num: true },
+      { title: "most often last", value: (row) => Number(most(row)[0]), show: (row) => `${most(row)[0]} (${AMT.count(most(row)[1])} of ${AMT.count(row.compared)})`, num: true },
+    ], found.spreads, { id: "moments-table", pick: (row) => AMT.set({ view: "timeline", step: row.worst_step }) }) : null, clocks, ...notes));
+    if (!found.all_reduces.length) return;
+    grid.append(panel("c12", AMT.timed("All-reduce kernels: their time holds the wait for the last rank"), AMT.table([
+      { title: "rank", value: (row) => row.rank, num: true }, { title: "symbol", value: (row) => row.symbol, show: (row) => AMT.nameCell(row.symbol), cls: "name" }, { title: "kernels", value: (row) => row.kernels, show: (row) => AMT.count(row.kernels), num: true },
+      { title: "total", value: (row) => row.total_ns, show: (row) => AMT.time(row.total_ns), num: true }, { title: "median", value: (row) => row.median_ns, show: (row) => AMT.time(row.median_ns), num: true },
+    ], found.all_reduces, { limit: 64, tall: true, id: "all-reduce-table" })));
+  }
+
   AMT.views.ranks = {
     title: "Ranks",
     render(main) {
       const run = AMT.run(), rows = layers(run), skew = AMT.stepSkew(run), few = uneven(run), shapes = divergence(run);
-      main.append(el("div", { class: "tools" }, AMT.subjectPicker(run), note("Only durations are compared: clocks of different ranks have no common base.")));
+      main.append(el("div", { class: "tools" }, AMT.subjectPicker(run), note("The charts compare durations; starts are compared in the table of moments, of real requests whatever the filters.")));
       const grid = el("div", { class: "grid" }), known = seen(run), silent = run.facts.ranks.map((rank) => rank.rank).filter((rank) => !known.includes(rank));
       const nothing = "Fewer than two ranks have kernels: there is nothing to compare.", keep = AMT.filter(run.shapes, { anyRank: true });
       const shapesKnown = run.shapes.M.some((m, i) => m >= 0 && keep(i));
@@ -113,6 +133,7 @@
         { title: "symbol", value: (row) => row.name.base, show: (row) => AMT.nameCell(row.name.full), cls: "name" }, { title: "execution", value: (row) => row.execution }, { title: "M", value: (row) => row.M, num: true },
         { title: "shapes", value: (row) => row.sets.length, show: (row) => el("ul", {}, row.sets.map((text) => el("li", {}, text))), cls: "name" },
       ], shapes, { limit: 40, tall: true, id: "shapes-table" }) : note(known.length < 2 ? nothing : shapesKnown ? `Same symbol, same M, same launch shape: on ranks ${AMT.fold(known)}.` : "No kernel that passes the filters has a known M, so no launch shape was compared.")));
+      moments(run, grid);
       if (skew.length) {
         grid.append(panel("c12", AMT.timed("Steps by skew"), AMT.table([
           { title: "step", value: (row) => row.step, num: true }, { title: "execution", value: (row) => row.execution }, { title: "M", value: (row) => row.M, num: true },
