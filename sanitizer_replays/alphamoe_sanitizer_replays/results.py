@@ -107,7 +107,8 @@ class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
     """One line. For ``failed``."""
     symbols: tuple[str, ...] = ()
     """Kernels that the plug-in launched."""
-    launches: int = 0
+    launches: int | None = 0
+    """Of those kernels; null where the plug-in cannot know."""
     variant: str | None = None
     """The variant that was launched, where the kernel has several."""
     source_sha256: str | None = None

@@ -16,6 +16,8 @@ from made_captures import make_capture
 
 from alphamoe_profiler import memory
 from alphamoe_profiler.cli import main
+from alphamoe_sanitizer_replays.captures.store import StoredCapture
+from alphamoe_sanitizer_replays.replays.job import ReplayInputs
 from alphamoe_sanitizer_replays.reports.records import SanitizeReport
 from alphamoe_sanitizer_replays.session.run import read_report
 
@@ -231,6 +233,45 @@ def test_ctrl_c_keeps_what_is_there_and_says_what_is_missing(
         "racecheck": "INCONCLUSIVE",
     }
     assert "interrupted" in report.reason
+
+
+@pytest.mark.usefixtures("gpu")
+def test_ctrl_c_while_controls_run_still_leaves_a_report(
+    captures: Path, tmp_path: Path, tool: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control that hangs is killed and named; no replay was made, and every one of them is open."""
+
+    def told(self: object, last: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("alphamoe_profiler.commands.sanitize._Progress.__call__", told)
+    code, report = session(captures, tmp_path / "r", tool(hang="racecheck:controls"), "--M", "3")
+    assert code == 3
+    assert report.interrupted
+    assert {entry.verdict.value for entry in report.entries} == {"INCONCLUSIVE"}
+    (racecheck,) = (own for own in report.controls if own.tool == "racecheck")
+    assert any("interrupted" in problem for problem in racecheck.problems)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_disk_that_is_full_for_one_capture_leaves_the_others(
+    captures: Path, tmp_path: Path, tool: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its entries are open and say why; the other capture is judged."""
+    from alphamoe_sanitizer_replays.session import run
+
+    prepare = run.prepare_inputs
+
+    def full(stored: StoredCapture, folder: Path) -> ReplayInputs:
+        if stored.capture.M == 3:
+            raise OSError(28, "No space left on device")
+        return prepare(stored, folder)
+
+    monkeypatch.setattr(run, "prepare_inputs", full)
+    code, report = session(captures, tmp_path / "r", tool())
+    assert code == 3
+    assert [entry.verdict.value for entry in report.entries] == ["INCONCLUSIVE", "INCONCLUSIVE", "PASS", "PASS"]
+    assert "No space left" in report.entries[0].reasons[0]
 
 
 @pytest.mark.usefixtures("gpu")

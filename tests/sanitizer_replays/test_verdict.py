@@ -101,6 +101,7 @@ DAMAGES: dict[str, dict[str, Any]] = {
     "problem": {"problems": ("the disk was full",)},
     "failed": {"result": msgspec.structs.replace(LAUNCHED, status="failed", error="x")},
     "not launched": {"result": msgspec.structs.replace(LAUNCHED, launches=0)},
+    "launched by a plug-in that cannot know": {"result": msgspec.structs.replace(LAUNCHED, launches=None)},
     "another launched": {"result": msgspec.structs.replace(LAUNCHED, symbols=("other",))},
     "another watched": {"symbols": ("other",)},
     "caching allocator": {"result": msgspec.structs.replace(LAUNCHED, caching_allocator=True)},
@@ -278,6 +279,8 @@ def test_a_run_without_a_tool_says_only_that_the_output_is_equal() -> None:
     plain = msgspec.structs.replace(plain, tool="none", error_exitcode=None, tool_version=None, xml_records=None)
     assert judged(plain).target is Verdict.PASS
     assert judged(plain).notes
+    reference = msgspec.structs.replace(LAUNCHED, launches=0, symbols=())
+    assert judged(msgspec.structs.replace(plain, result=reference)).target is Verdict.PASS
     assert judged(plain, output=None).target is Verdict.INCONCLUSIVE
     assert judged(plain, output=OutputCheck(verdict="FAIL", reason="x")).target is Verdict.FAIL
     assert judged(msgspec.structs.replace(plain, exit_code=1)).target is Verdict.INCONCLUSIVE

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from alphamoe_sanitizer_replays.controls.process import read_control_result
 from alphamoe_sanitizer_replays.controls.table import CANARIES, ControlJob, ControlRun, control_jobs, judge_controls
-from alphamoe_sanitizer_replays.replays.spec import child_environment
 from alphamoe_sanitizer_replays.results import ControlReport, Tool
 from alphamoe_sanitizer_replays.tool.sanitizer import ToolPath, run_tool
 from alphamoe_tracers.errors import AlphaMoEError
@@ -41,7 +40,6 @@ def run_control(job: ControlJob, tool_path: ToolPath, folder: Path, report: Path
         folder=own,
         symbols=job.symbols,
         timeout_s=min(timeout_s, CONTROL_TIMEOUT_S),
-        env=child_environment(),
         relative_to=report,
     )
     told = read_control_result(result)
@@ -99,6 +97,8 @@ class ControlSession:
                 failure = future.exception()
                 if failure is None:
                     runs.append(future.result())
+                elif isinstance(failure, KeyboardInterrupt):
+                    problems.append(f"{job.name} was not run to its end: interrupted")
                 elif isinstance(failure, (OSError, AlphaMoEError)):
                     problems.append(f"{job.name} could not be run: {failure}")
                 else:

@@ -113,7 +113,7 @@ class GenericCall:
             for place in placed.values():
                 place.renew()
 
-        return PreparedReplay(launch, outputs, renew, symbols=capture.symbols, launches=0)
+        return PreparedReplay(launch, outputs, renew, symbols=capture.symbols, launches=None)
 
     def check(self, stored: StoredCapture, tensors: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> OutputCheck:
         """Compare every output with the captured one."""

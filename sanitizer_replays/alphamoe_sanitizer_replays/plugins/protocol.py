@@ -56,8 +56,8 @@ class PreparedReplay:
     """For timing without a tool: the target kernels alone, where :attr:`launch` also works on the host between them."""
     symbols: tuple[str, ...] = ()
     """Base names of the kernels that :attr:`launch` launches."""
-    launches: int = 1
-    """Kernels of those names that one :attr:`launch` starts; 0 where the plug-in does not know."""
+    launches: int | None = 1
+    """Kernels of those names that one :attr:`launch` starts; null where the plug-in cannot know."""
     variant: str | None = None
     source_sha256: str | None = None
     cubin_sha256: str | None = None

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from alphamoe_sanitizer_replays.plugins.protocol import CompilesAhead, ReplayPlugin, find_plugin
-from alphamoe_sanitizer_replays.replays.spec import ReplaySpec, TensorPlace, child_argv, read_result, write_spec
-from alphamoe_sanitizer_replays.results import OutputCheck, ReplayResult
+from alphamoe_sanitizer_replays.replays.spec import ReplaySpec, TensorPlace, child_argv, write_spec
+from alphamoe_sanitizer_replays.results import OutputCheck, ReplayResult, Tool, ToolRun
+from alphamoe_sanitizer_replays.tool.sanitizer import ToolPath, run_plain, run_tool
 from alphamoe_tracers.errors import AlphaMoEError, UsageError
 
 if TYPE_CHECKING:
@@ -50,7 +53,6 @@ class ReplayJob:
     """One replay process that is ready to be started, with or without a tool around it."""
 
     argv: tuple[str, ...]
-    """To be run in :func:`alphamoe_sanitizer_replays.replays.spec.child_environment`."""
     spec: Path
     result: Path
 
@@ -107,6 +109,54 @@ def prepare_job(
     return ReplayJob(child_argv(path), path, result)
 
 
+def run_replay(
+    inputs: ReplayInputs,
+    folder: Path,
+    *,
+    tool: Tool | None,
+    tool_path: ToolPath | None,
+    device: str,
+    variant: str | None,
+    source: Path | None,
+    repeats: int,
+    timeout_s: float,
+    relative_to: Path,
+) -> tuple[ToolRun, OutputCheck]:
+    """Run one replay process in ``folder``, under a tool or under none, and compare its output with the captured one.
+
+    Args:
+        tool: null for none.
+        tool_path: the compute-sanitizer; needed for a tool.
+        repeats: further launches that are timed; none are under a tool.
+        relative_to: what the file names of the run are relative to.
+
+    Raises:
+        UsageError: there is no such variant, source file or tool, or a symbol cannot be a filter.
+        OSError: the folder cannot be written.
+    """
+    job = prepare_job(inputs, folder, device=device, variant=variant, source=source, repeats=0 if tool else repeats)
+    if tool is None:
+        run = run_plain(job.argv, folder=folder, timeout_s=timeout_s, result_file=job.result, relative_to=relative_to)
+    elif tool_path is None:
+        raise UsageError(f"{tool} needs a compute-sanitizer")
+    else:
+        run = run_tool(
+            tool,
+            job.argv,
+            tool_path=tool_path,
+            folder=folder,
+            symbols=inputs.stored.capture.symbols,
+            timeout_s=timeout_s,
+            result_file=job.result,
+            relative_to=relative_to,
+        )
+    launched = run.result.variant if run.result is not None else None
+    if variant is not None and launched is not None and launched != variant:
+        problem = f"the replay launched the variant {launched}, not {variant}"
+        run = msgspec.structs.replace(run, problems=(*run.problems, problem))
+    return run, check_outputs(inputs, job, run.result)
+
+
 def check_outputs(inputs: ReplayInputs, job: ReplayJob, result: ReplayResult | None) -> OutputCheck:
     """Judge what a replay left by the capture; a replay that left nothing proves nothing."""
     if result is None:
@@ -126,11 +176,6 @@ def check_outputs(inputs: ReplayInputs, job: ReplayJob, result: ReplayResult | N
         return inputs.plugin.check(inputs.stored, inputs.tensors, outputs)
     except AlphaMoEError as error:
         return _open(str(error))
-
-
-def finished(job: ReplayJob) -> ReplayResult | None:
-    """Read what the replay process said; null where it died. Raises EvidenceError where that cannot be read."""
-    return read_result(job.result)
 
 
 def _open(reason: str) -> OutputCheck:

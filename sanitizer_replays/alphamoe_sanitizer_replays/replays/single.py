@@ -5,6 +5,7 @@ A tool that reports nothing proves nothing here: its positive controls are run b
 
 from __future__ import annotations
 
+import datetime
 import statistics
 import tempfile
 from collections.abc import Iterator
@@ -15,11 +16,13 @@ from typing import Literal
 import msgspec
 
 from alphamoe_profiler.verdicts import Verdict, worst
+from alphamoe_sanitizer_replays.captures.records import Capture
 from alphamoe_sanitizer_replays.captures.store import open_capture
-from alphamoe_sanitizer_replays.replays.job import check_outputs, prepare_inputs, prepare_job
-from alphamoe_sanitizer_replays.replays.spec import child_environment
+from alphamoe_sanitizer_replays.replays.job import prepare_inputs, run_replay
 from alphamoe_sanitizer_replays.results import OutputCheck, Tool, ToolRun
-from alphamoe_sanitizer_replays.tool.sanitizer import find_tool, run_plain, run_tool
+from alphamoe_sanitizer_replays.tool.sanitizer import find_tool
+from alphamoe_sanitizer_replays.verdicts.allow_list import AllowList
+from alphamoe_sanitizer_replays.verdicts.judge import judge
 
 REPORT_SCHEMA = "alphamoe-trace-replay-report-v1"
 
@@ -91,31 +94,19 @@ def replay_capture(
         compiled_s = inputs.compile_ahead(variant, source) if place != "cpu" else 0.0
         replays = []
         for tool in tools:
-            job = prepare_job(
+            run, output = run_replay(
                 inputs,
                 folder / tool,
+                tool=None if tool == "none" else tool,
+                tool_path=tool_path,
                 device=place,
                 variant=variant,
                 source=source,
-                repeats=repeats if tool == "none" else 0,
+                repeats=repeats,
+                timeout_s=timeout_s,
+                relative_to=folder,
             )
-            environment = child_environment()
-            if tool == "none" or tool_path is None:
-                run = run_plain(
-                    job.argv, folder=folder / tool, timeout_s=timeout_s, env=environment, result_file=job.result
-                )
-            else:
-                run = run_tool(
-                    tool,
-                    job.argv,
-                    tool_path=tool_path,
-                    folder=folder / tool,
-                    symbols=stored.capture.symbols,
-                    timeout_s=timeout_s,
-                    env=environment,
-                    result_file=job.result,
-                )
-            replays.append(_replayed(run, check_outputs(inputs, job, run.result)))
+            replays.append(_replayed(stored.capture, run, output))
     return ReplayReport(
         capture=str(path),
         label=stored.capture.label,
@@ -145,24 +136,11 @@ def _folder(out: Path | None) -> Iterator[Path]:
         yield Path(name)
 
 
-def _replayed(run: ToolRun, output: OutputCheck) -> Replayed:
-    verdict, reason = Verdict(output.verdict), output.reason
-    found = run.log.found_errors + run.log.found_warnings if run.log is not None else 0
-    shown = sum(1 for finding in run.log.findings if finding.in_target) if run.log is not None else 0
-    if verdict is not Verdict.FAIL and shown:
-        verdict, reason = Verdict.FAIL, f"{run.tool} reports {found} errors and warnings, {shown} kinds in the target"
-    elif verdict is not Verdict.FAIL and run.timed_out:
-        verdict, reason = Verdict.INCONCLUSIVE, f"it was killed after {run.timeout_s:g} s"
-    elif verdict is not Verdict.FAIL and run.signal:
-        verdict, reason = Verdict.INCONCLUSIVE, f"it died of {run.signal}"
-    elif verdict is not Verdict.FAIL and run.problems:
-        verdict, reason = Verdict.INCONCLUSIVE, run.problems[0]
-    elif verdict is Verdict.PASS and run.exit_code != 0:
-        verdict, reason = Verdict.INCONCLUSIVE, f"it ended with the exit code {run.exit_code}"
-    elif verdict is Verdict.PASS and run.tool != "none":
-        verdict = Verdict.INCONCLUSIVE
-        reason = f"{run.tool} reports nothing, which counts only beside its controls: use alphamoe-trace sanitize"
-    return Replayed(run=run, output=output, verdict=verdict.value, reason=reason)
+def _replayed(capture: Capture, run: ToolRun, output: OutputCheck) -> Replayed:
+    today = datetime.date.today()
+    judged = judge(run, capture=capture, output=output, controls=None, allow=AllowList(), today=today)
+    reason = judged.reasons[0] if judged.reasons else ""
+    return Replayed(run=run, output=output, verdict=judged.target.value, reason=reason)
 
 
 def describe(report: ReplayReport) -> str:

@@ -19,6 +19,7 @@ SPAWNED_VARIABLE = "ALPHAMOE_TRACE_REPLAY_SPAWNED_NS"
 _PACKAGES = ("alphamoe_sanitizer_replays", "alphamoe_backend", "alphamoe_tracers", "alphamoe_profiler")
 _NOT_FOR_A_REPLAY = (
     "CUDA_LAUNCH_BLOCKING",
+    "CUDA_INJECTION64_PATH",
     "NVTX_INJECTION64_PATH",
     "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_ALLOC_CONF",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import datetime
 
-import msgspec
-
 from alphamoe_profiler.verdicts import Verdict
 from alphamoe_sanitizer_replays.reports.records import CaptureFacts, ReplayEntry
 from alphamoe_sanitizer_replays.results import ControlReport, OutputCheck, Tool, ToolRun
@@ -52,10 +50,6 @@ def entry_of(
         today: for entries of the allow-list that expire.
     """
     capture = own.stored.capture
-    launched = run.result.variant if run.result is not None else None
-    if variant is not None and launched is not None and launched != variant:
-        problem = f"the replay launched the variant {launched}, not {variant}"
-        run = msgspec.structs.replace(run, problems=(*run.problems, problem))
     verdict = judge(run, capture=capture, output=output, controls=controls, allow=allow, today=today)
     result, log = run.result, run.log
     source = result.source_sha256 if result is not None else None

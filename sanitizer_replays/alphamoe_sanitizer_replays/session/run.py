@@ -16,18 +16,16 @@ from pathlib import Path
 
 import msgspec
 
-from alphamoe_profiler.verdicts import Verdict
 from alphamoe_sanitizer_replays.controls.session import ControlSession
 from alphamoe_sanitizer_replays.controls.table import ControlRun
-from alphamoe_sanitizer_replays.replays.job import ReplayInputs, check_outputs, prepare_inputs, prepare_job
-from alphamoe_sanitizer_replays.replays.spec import child_environment
+from alphamoe_sanitizer_replays.replays.job import ReplayInputs, prepare_inputs, run_replay
 from alphamoe_sanitizer_replays.reports.records import ReplayEntry, SanitizeReport, overall
 from alphamoe_sanitizer_replays.reports.scope import scope_sentence
 from alphamoe_sanitizer_replays.results import ControlReport, OutputCheck, Tool, ToolRun
 from alphamoe_sanitizer_replays.session.entries import entry_of, open_entry
 from alphamoe_sanitizer_replays.session.plan import Plan, PlannedCapture, SessionOptions
 from alphamoe_sanitizer_replays.tool import process_group
-from alphamoe_sanitizer_replays.tool.sanitizer import ToolPath, find_tool, run_plain, run_tool
+from alphamoe_sanitizer_replays.tool.sanitizer import ToolPath, find_tool
 from alphamoe_sanitizer_replays.verdicts.allow_list import AllowEntry, AllowList, load_allow_list
 from alphamoe_tracers.errors import AlphaMoEError, EvidenceError
 
@@ -167,8 +165,8 @@ class _Session:
                 for number, _ in enumerate(_as_completed(controls.futures), start=1):
                     self._told("positive controls", number, len(controls.futures))
                 self.controls = controls.reports()
-            for number, own in enumerate(self._captures):
-                self._submit(pool, own, inputs / str(number), replays)
+            for own in self._captures:
+                self._submit(pool, own, inputs, replays)
                 # Inputs are large: those of the next capture wait until a worker will be free for it.
                 self._collect(replays, at_most=self._options.jobs - 1)
             self._collect(replays, at_most=0)
@@ -196,8 +194,9 @@ class _Session:
         jobs = [(variant, tool) for capture, variant, tool in self.wanted if capture is own]
         try:
             inputs = prepare_inputs(own.stored, inputs_folder)
-        except AlphaMoEError as error:
-            self.failed += [open_entry(own.facts, variant, tool, str(error), error.hint) for variant, tool in jobs]
+        except (AlphaMoEError, OSError) as error:
+            hint = error.hint if isinstance(error, AlphaMoEError) else ""
+            self.failed += [open_entry(own.facts, variant, tool, str(error), hint) for variant, tool in jobs]
             self._done += len(jobs)
             return
         compiled: dict[str | None, float] = {}
@@ -216,32 +215,20 @@ class _Session:
         self, own: PlannedCapture, inputs: ReplayInputs, variant: str | None, tool: Tool | None, compile_s: float
     ) -> _Made:
         folder = self._folder / "replays" / _folder_name(self._captures, own) / (variant or "only") / (tool or "none")
-        options, repeats = self._options, 0 if tool else _TIMED_LAUNCHES
-        job = prepare_job(inputs, folder, device=self._device, variant=variant, source=options.source, repeats=repeats)
-        if tool is None or self._tool_path is None:
-            run = run_plain(
-                job.argv,
-                folder=folder,
-                timeout_s=options.timeout_s,
-                env=child_environment(),
-                result_file=job.result,
-                relative_to=self._folder,
-            )
-        else:
-            run = run_tool(
-                tool,
-                job.argv,
-                tool_path=self._tool_path,
-                folder=folder,
-                symbols=own.facts.symbols,
-                timeout_s=options.timeout_s,
-                env=child_environment(),
-                result_file=job.result,
-                relative_to=self._folder,
-            )
-        output = check_outputs(inputs, job, run.result)
-        if not options.keep_inputs and run.result is not None and run.result.outputs is not None:
-            job.result.with_name(Path(run.result.outputs).name).unlink(missing_ok=True)
+        run, output = run_replay(
+            inputs,
+            folder,
+            tool=tool,
+            tool_path=self._tool_path,
+            device=self._device,
+            variant=variant,
+            source=self._options.source,
+            repeats=_TIMED_LAUNCHES,
+            timeout_s=self._options.timeout_s,
+            relative_to=self._folder,
+        )
+        if not self._options.keep_inputs and run.result is not None and run.result.outputs is not None:
+            (folder / Path(run.result.outputs).name).unlink(missing_ok=True)
         return _Made(own, variant, tool, run, output, compile_s)
 
     def _collect(
@@ -334,6 +321,3 @@ def read_report(path: Path) -> SanitizeReport:
         return msgspec.convert(plain, SanitizeReport)
     except msgspec.ValidationError as error:
         raise EvidenceError(f"{path}: {error}", "it was written by another version") from error
-
-
-__all__ = ["Verdict", "choose_device", "read_report", "run_session", "write_reports"]

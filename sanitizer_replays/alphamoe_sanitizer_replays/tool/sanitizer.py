@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from alphamoe_profiler.redact import redact_argv
-from alphamoe_sanitizer_replays.replays.spec import SPAWNED_VARIABLE, read_result
+from alphamoe_sanitizer_replays.replays.spec import SPAWNED_VARIABLE, child_environment, read_result
 from alphamoe_sanitizer_replays.results import Finding, ReplayResult, Tool, ToolLog, ToolRun
 from alphamoe_sanitizer_replays.tool.log import MAX_LOG_BYTES, parse_log
 from alphamoe_sanitizer_replays.tool.process_group import Ended, run_group
@@ -33,7 +33,6 @@ PADDING_BYTES = 4096
 MAX_OUTPUT_BYTES = 64 << 20
 _VERSION = re.compile(r"Version (\d+(?:\.\d+)+)")
 _SYMBOL = re.compile(r"[A-Za-z_$][\w$.]*")
-_NOT_UNDER_A_TOOL = ("CUDA_LAUNCH_BLOCKING", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")
 _REFUSED = re.compile(r"(?m)^(?:.*unrecogni[sz]ed option.*|.*the argument .* for option .*|Usage: .*sanitizer.*)$")
 _TOOL_OPTIONS: dict[Tool, tuple[str, ...]] = {
     # A driver that is probed for entry points fails by design; a replay checks the result of each call it makes.
@@ -155,7 +154,7 @@ def run_tool(
         folder: made if need be; ``tool.log``, ``tool.xml`` and ``program.out`` of an earlier run in it are replaced.
         symbols: base names of the kernels to watch; empty to watch every kernel.
         timeout_s: seconds until the whole process group is killed. What was logged until then is kept and read.
-        env: the program's environment, this process's own when null. Injections are taken out either way.
+        env: what :func:`replays.spec.child_environment` starts from; this process's own environment when null.
         result_file: where the program writes its :class:`ReplayResult`; one that lies there already is removed.
         relative_to: what the file names of the record are relative to; ``folder`` when null.
         target: base names of the kernels under test where they are not ``symbols``.
@@ -240,7 +239,7 @@ def _run(
     files.remove()
     if result_file is not None:
         result_file.unlink(missing_ok=True)
-    environment = {name: value for name, value in (env or os.environ).items() if name not in _NOT_UNDER_A_TOOL}
+    environment = child_environment(env)
     environment[SPAWNED_VARIABLE] = str(time.time_ns())
     try:
         ended = run_group(argv, env=environment, output=files.output, timeout_s=timeout_s, bounds=bounds)

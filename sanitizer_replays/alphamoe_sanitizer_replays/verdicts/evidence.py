@@ -16,8 +16,8 @@ def evidence_problems(run: ToolRun, target: tuple[str, ...]) -> list[str]:
         run: one run, under a tool or under none.
         target: base names of the kernels under test; empty where the capture does not know them.
     """
-    # How it ended comes first: that files are missing follows from it.
-    told = [*_ending(run), *run.problems]
+    # The replay's own word comes first, then how it ended: exit code and missing files follow from these.
+    told = [*_failure(run.result), *_ending(run), *run.problems]
     if run.tool != "none":
         told += _of_log(run)
     return list(dict.fromkeys([*told, *_of_result(run, target)]))
@@ -83,12 +83,18 @@ def _counts(run: ToolRun, log: ToolLog) -> list[str]:
     return told
 
 
+def _failure(result: ReplayResult | None) -> list[str]:
+    if result is None or result.status == "launched":
+        return []
+    return [f"the replay failed: {result.error or 'it does not say why'}"]
+
+
 def _of_result(run: ToolRun, target: tuple[str, ...]) -> list[str]:
     result = run.result
     if result is None:
         return ["the replay wrote no result: it died, or it never began"]
     if result.status != "launched":
-        return [f"the replay failed: {result.error or 'it does not say why'}"]
+        return []
     told = _of_launch(run, result, target)
     if run.tool in _NEEDS_BARE_ALLOCATIONS and result.caching_allocator:
         told.append(f"torch's caching allocator was on, which hides faults from {run.tool}")
@@ -96,12 +102,15 @@ def _of_result(run: ToolRun, target: tuple[str, ...]) -> list[str]:
 
 
 def _of_launch(run: ToolRun, result: ReplayResult, target: tuple[str, ...]) -> list[str]:
-    if result.launches < 1:
+    """Ask that the kernel under test ran and was watched; without a tool the output is the whole question."""
+    if run.tool == "none":
+        return []
+    if result.launches == 0:
         return ["the replay launched nothing"]
     wanted = target or result.symbols
-    if run.tool != "none" and not wanted:
+    if not wanted:
         return ["neither capture nor replay names the kernel under test"]
-    told = []
+    told = [f"nothing tells that {' and '.join(wanted)} was launched"] if result.launches is None else []
     absent = [symbol for symbol in wanted if symbol not in result.symbols]
     if absent:
         told.append(f"the replay did not launch {', '.join(absent)}")

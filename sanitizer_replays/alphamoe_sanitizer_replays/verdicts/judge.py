@@ -202,7 +202,7 @@ def _of_output(output: OutputCheck | None) -> list[str]:
 
 def _of_controls(run: ToolRun, controls: ControlReport | None) -> list[str]:
     if controls is None or controls.tool != run.tool:
-        return [f"no planted faults were run under {run.tool} in this session"]
+        return [f"no planted faults were run under {run.tool} in this session (alphamoe-trace sanitize runs them)"]
     if controls.basic_caught:
         return []
     told = list(controls.problems)
