@@ -1,6 +1,7 @@
 """Compile mutants as a replay does, without a GPU, and tell whether the machine code differs from the kernel's own.
 
 python tests/gpu/mutant_builds.py [--only NAME ...]     compile every mutant for every variant it matters for
+python tests/gpu/mutant_builds.py --cache BUILDS.json   put listed (source or null, variant) into the disk cache
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import functools
 import io
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -65,10 +67,26 @@ def build_problem(mutant: Mutant, variant: str, folder: Path) -> str:
     return ""
 
 
+def cache(builds: list[tuple[str | None, str]]) -> int:
+    """Compile into the disk cache, where replays find it; prints what does not compile, one line each."""
+    wrong = 0
+    for source, variant in builds:
+        text = jit.file_text(Path(source)) if source else jit.source_text(launch.SOURCE_NAME)
+        try:
+            jit.compile_source(launch.SOURCE_NAME, text, ARCH, launch.variant(variant).defines())
+        except jit.AlphaMoEError as error:
+            wrong += 1
+            print(f"{source} {variant}: {str(error).splitlines()[-1]}", flush=True)
+    return wrong
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", nargs="+", metavar="NAME")
+    parser.add_argument("--cache", type=Path, metavar="BUILDS")
     arguments = parser.parse_args()
+    if arguments.cache:
+        return 1 if cache(json.loads(arguments.cache.read_text())) else 0
     wrong = 0
     with tempfile.TemporaryDirectory() as folder:
         for mutant in all_mutants():

@@ -4,53 +4,65 @@
 
 Each (mutant, variant, input) is replayed in five processes: without a tool, where its output is compared, and under the
 four tools. The kernel itself goes the same way for every variant and input: where a tool does not find it clean, what
-the tool says of a mutant there does not count. One run of each mutant takes about four minutes on 16 cores, all runs
-twice that. Results are appended to mutations.jsonl as they come.
+the tool says of a mutant there does not count. mutation_schedule.py says what comes first, because at the limit
+everything is killed and the table is made of what is there. Exit code 0: everything was caught; 1: the kernel is not
+clean, or a mutant survived every tool; 3: the table has gaps.
+
+Without `--runs all`, one run of each mutant that something can be expected to catch: 72 mutants, 30 baselines, 390
+processes, of about a second each with 15 at once. mutations.jsonl gets each outcome as it comes, mutations.json the
+table so far.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
+import shlex
+import signal
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from multiprocessing import get_context
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+BEGAN = time.monotonic()
 ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path[:0] = [str(ROOT / name) for name in ("profiler", "tracers", "sanitizer_replays", "backend")]
 
-from kernel_mutations import Mutant, all_mutants, changed_lines, write_mutant  # noqa: E402
-from mutant_builds import ARCH  # noqa: E402
-from mutation_table import KERNEL, Case, Outcome, print_table, summarise, tabulate  # noqa: E402
+from kernel_mutations import Mutant, all_mutants, write_mutant  # noqa: E402
+from mutation_inputs import RAGGED_M, make_ragged  # noqa: E402
+from mutation_schedule import Schedule, run_schedule  # noqa: E402
+from mutation_table import DEADLOCK, KERNEL, Case, Outcome, Report  # noqa: E402
+from watched_replay import HANG_FILE  # noqa: E402
 
 from alphamoe_sanitizer_replays.replays.job import ReplayInputs, check_outputs, prepare_inputs, prepare_job  # noqa: E402
 from alphamoe_sanitizer_replays.results import TOOLS, Finding, ToolRun  # noqa: E402
+from alphamoe_tracers.errors import AlphaMoEError  # noqa: E402
 
-PLAIN_LIMIT_S, TOOL_LIMIT_S, HUNG_LIMIT_S = 30.0, 60.0, 25.0
-"""Seconds a process; the last under a tool when the same hung without one."""
+DEADLOCK_MS = 3000
+"""How long racecheck lets a mutant that hangs wait at a barrier until it reports that."""
 
 
 def chosen_runs(mutants: Iterable[Mutant], *, every: bool, inputs: Iterable[str] | None = None) -> list[Mutant]:
-    """Keep the first run of each mutant, or every one of them; what has the kernel's own code is not run at all.
+    """Keep the first run of each mutant that something must catch, or every run of every mutant.
 
     Args:
         mutants: all of them.
-        every: keep all runs of those that are not harmless.
-        inputs: keep only runs on these.
+        every: keep all runs, and the first one of the harmless and of those with the kernel's own code.
+        inputs: those that there are; runs on others are left out.
     """
     kept = []
     for mutant in mutants:
+        idle = bool(mutant.harmless or mutant.same_code)
         runs = tuple(run for run in mutant.runs if inputs is None or run[1] in inputs)
-        if runs and not mutant.same_code:
-            kept.append(dataclasses.replace(mutant, runs=runs if every and not mutant.harmless else runs[:1]))
+        if runs and (every or not idle):
+            kept.append(dataclasses.replace(mutant, runs=runs if every and not idle else runs[:1]))
     return kept
 
 
@@ -116,150 +128,201 @@ class Sweep:
 
         self._inputs, self._folder, self._record = inputs, folder, record
         self._device = device
-        self._environment = child_environment()
+        here = str(Path(__file__).resolve().parent)
+        environment = child_environment()
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [here, environment.get("PYTHONPATH")]))
+        # Each of 15 processes would start a spinning thread for every core.
+        self._environment = {**environment, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self._tool = find_tool()
+        folder.mkdir(parents=True, exist_ok=True)
+        patient = folder / "deadlock-sanitizer"
+        patient.write_text(
+            f'#!/bin/sh\nexec {shlex.quote(str(self._tool.path))} --racecheck-deadlock-timeout {DEADLOCK_MS} "$@"\n'
+        )
+        patient.chmod(0o755)
+        self._deadlock_tool = dataclasses.replace(self._tool, path=patient)
         self._checking = threading.Lock()
         self._hung: set[tuple[str, str, str]] = set()
 
-    def run(self, case: Case, source: Path | None, limit_s: float) -> Outcome:
-        """Run one process and judge it; whatever goes wrong is an outcome, too."""
+    def run(self, case: Case, source: Path | None, limit_s: float, watch_s: float, cut: bool = False) -> Outcome:
+        """Run one process and judge it; whatever goes wrong is an outcome, too.
+
+        Args:
+            case: what.
+            source: null for the kernel's own.
+            limit_s: until the process is killed.
+            watch_s: from the launch until the kernel counts as hanging.
+            cut: the limit is what was left of the time; that the process reached it says nothing of the mutant.
+        """
         began = time.monotonic()
+        launch_s = None
         try:
-            outcome, detail = self._launch(case, source, limit_s)
+            outcome, detail, launch_s = self._launch(case, source, limit_s, watch_s, cut)
         except Exception as error:  # one case must not lose the others
             outcome, detail = "unclear", f"{type(error).__name__}: {error}"[:200]
-        made = Outcome(**dataclasses.asdict(case), outcome=outcome, detail=detail, wall_s=time.monotonic() - began)
+        if outcome == "hang":
+            self._hung.add((case.mutant, case.variant, case.input))
+        made = Outcome.of(case, outcome, detail, time.monotonic() - began, launch_s)
         self._record(made)
         return made
 
-    def _launch(self, case: Case, source: Path | None, limit_s: float) -> tuple[str, str]:
+    def _launch(
+        self, case: Case, source: Path | None, limit_s: float, watch_s: float, cut: bool
+    ) -> tuple[str, str, float | None]:
         from alphamoe_sanitizer_replays.tool.sanitizer import run_plain, run_tool
 
         inputs = self._inputs[case.input]
         folder = self._folder / "runs" / case.mutant / f"{case.variant}-{case.input}-{case.tool}"
         job = prepare_job(inputs, folder, device=self._device, variant=case.variant, source=source)
+        argv = (sys.executable, "-P", "-m", "watched_replay", str(job.spec), f"{watch_s:.1f}")
+        env, note = self._environment, ""
         if case.tool == "none":
-            limit = min(PLAIN_LIMIT_S, limit_s)
-            run = run_plain(job.argv, folder=folder, timeout_s=limit, env=self._environment, result_file=job.result)
-            outcome, detail = read_run(run)
-            if outcome == "hang":
-                self._hung.add((case.mutant, case.variant, case.input))
-            if outcome == "clean":
-                with self._checking:
-                    checked = check_outputs(inputs, job, run.result)
-                if checked.verdict != "PASS":
-                    return ("wrong" if checked.verdict == "FAIL" else "unclear"), checked.reason[:200]
-            return outcome, detail
-        hung = (case.mutant, case.variant, case.input) in self._hung
-        run = run_tool(
-            next(tool for tool in TOOLS if tool == case.tool),
-            job.argv,
-            tool_path=self._tool,
-            folder=folder,
-            symbols=inputs.stored.capture.symbols,
-            timeout_s=min(HUNG_LIMIT_S if hung else TOOL_LIMIT_S, limit_s),
-            env=self._environment,
-            result_file=job.result,
-        )
-        return read_run(run)
+            run = run_plain(argv, folder=folder, timeout_s=limit_s, env=env, result_file=job.result)
+        else:
+            again = case.tool == "racecheck" and (case.mutant, case.variant, case.input) in self._hung
+            patient = again or case.tool == DEADLOCK
+            note = f"{DEADLOCK} detection: " if patient else ""
+            run = run_tool(
+                "racecheck" if patient else next(tool for tool in TOOLS if tool == case.tool),
+                argv,
+                tool_path=self._deadlock_tool if patient else self._tool,
+                folder=folder,
+                symbols=inputs.stored.capture.symbols,
+                timeout_s=limit_s,
+                env=env,
+                result_file=job.result,
+            )
+        outcome, detail = read_run(run)
+        if outcome != "found" and _hung_in(folder):
+            outcome, detail = "hang", f"the kernel had not ended {watch_s:.0f} s after its launch"
+        elif outcome == "hang" and cut:
+            outcome, detail = "not run", "killed at the end of the time"
+        elif outcome == "clean" and case.tool == "none":
+            with self._checking:
+                checked = check_outputs(inputs, job, run.result)
+            if checked.verdict != "PASS":
+                outcome, detail = "wrong" if checked.verdict == "FAIL" else "unclear", checked.reason[:200]
+        return outcome, f"{note}{detail}", run.result.timings_s.get("launch") if run.result else None
 
 
-def _compile(source: str | None, variant: str) -> str:
-    """Put one cubin into the disk cache, in a worker process; gives the compiler's complaint, or an empty string."""
-    sys.path[:0] = [str(ROOT / name) for name in ("tracers", "backend")]
-    from alphamoe_backend.kernels import jit, launch
-
-    try:
-        text = jit.file_text(Path(source)) if source else jit.source_text(launch.SOURCE_NAME)
-        jit.compile_source(launch.SOURCE_NAME, text, ARCH, launch.variant(variant).defines())
-    except Exception as error:  # exceptions of the compiler's bindings do not survive the way back
-        return f"{type(error).__name__}: {error}"[-300:]
-    return ""
+def _hung_in(folder: Path) -> bool:
+    """Say whether the replay process ended itself because its kernel did not end."""
+    file = folder / HANG_FILE
+    return file.is_file() and file.stat().st_size > 0
 
 
-def compile_all(wanted: Iterable[tuple[str | None, str]], jobs: int) -> list[str]:
+def compile_all(wanted: Iterable[tuple[str | None, str]], folder: Path, jobs: int, limit_s: float) -> list[str]:
     """Compile (source, variant) pairs in parallel and give what did not compile; replays then find them all cached."""
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        futures = {pool.submit(_compile, source, variant): (source, variant) for source, variant in set(wanted)}
-        return [f"{futures[done]}: {done.result()}" for done in as_completed(futures) if done.result()]
+    from alphamoe_sanitizer_replays.tool.process_group import run_group
+
+    # By variant and source, the kernel's own first: what is slow to compile is spread over the processes.
+    builds = sorted(set(wanted), key=lambda build: (build[0] is not None, build[1], build[0] or ""))
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def one(number: int) -> str:
+        listed, output = folder / f"builds-{number}.json", folder / f"builds-{number}.out"
+        listed.write_text(json.dumps(builds[number::jobs]))
+        argv = [sys.executable, str(Path(__file__).with_name("mutant_builds.py")), "--cache", str(listed)]
+        ended = run_group(argv, env=os.environ, output=output, timeout_s=limit_s, bounds={})
+        if ended.exit_code == 0:
+            return ""
+        return f"exit {ended.exit_code}, {ended.signal or 'no signal'}: {output.read_text(errors='replace')[-300:]}"
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return [said for said in pool.map(one, range(min(jobs, len(builds)))) if said]
 
 
-def run_sweep(
-    to_do: list[Case],
-    sources: Mapping[str, Path | None],
-    run: Callable[[Case, Path | None, float], Outcome],
+def sweep(
+    captures: Mapping[str, Path],
+    mutants: list[Mutant],
+    results: Path,
     *,
     jobs: int,
     deadline: float,
-) -> list[Outcome]:
-    """Run every case, ``jobs`` at a time; what does not begin by the deadline (monotonic seconds) is ``not run``."""
+    ragged_on: str | None = None,
+    every: bool = False,
+) -> int:
+    """Run the sweep, print its table, write mutations.json, and return the exit code.
 
-    def one(case: Case) -> Outcome:
-        left = deadline - time.monotonic()
-        if left < 5.0:
-            return Outcome(**dataclasses.asdict(case), outcome="not run", detail="out of time", wall_s=0.0)
-        return run(case, sources[case.mutant], left)
-
-    with ThreadPoolExecutor(jobs) as pool:
-        return list(pool.map(one, to_do))
-
-
-def sweep(captures: Mapping[str, Path], mutants: list[Mutant], results: Path, *, jobs: int, limit_s: float) -> int:
-    """Run the sweep, print its table, write mutations.json, and return the exit code."""
+    Args:
+        captures: by name.
+        mutants: all that are asked for.
+        results: folder.
+        jobs: processes at once.
+        deadline: monotonic seconds when this returns at the latest.
+        ragged_on: the device on which to make the ragged captures, which are then added.
+        every: all runs, not the first ones.
+    """
     from alphamoe_sanitizer_replays.captures.store import open_capture
 
-    deadline = time.monotonic() + limit_s
+    began = time.monotonic()
     results.mkdir(parents=True, exist_ok=True)
-    needed = sorted({inputs for mutant in mutants for _, inputs in mutant.runs})
-    missing = [name for name in needed if name not in captures]
-    problems = [f"there is no capture {name}" for name in missing]
-    todo = [case for case in cases(mutants) if case.input not in missing]
-    with tempfile.TemporaryDirectory(prefix="alphamoe-mutants-") as temporary:
-        folder = Path(temporary)
-        began = time.monotonic()
-        inputs: dict[str, ReplayInputs] = {}
-        for name in (name for name in needed if name not in missing):
-            inputs[name] = prepare_inputs(open_capture(captures[name]), folder / "inputs")
+    there = {*captures, *(RAGGED_M if ragged_on else ())}
+    chosen = chosen_runs(mutants, every=every, inputs=there)
+    report = Report(results, chosen)
+    lost = {made.name for made in chosen_runs(mutants, every=every)} - {made.name for made in chosen}
+    report.incomplete += [f"{name}: there is no capture for any of its runs" for name in sorted(lost)]
+    to_do = cases(chosen)
+    outcomes: list[Outcome] = []
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        tempfile.TemporaryDirectory(prefix="alphamoe-mutants-", ignore_cleanup_errors=True) as temporary,
+        (results / "mutations.jsonl").open("w") as stream,
+    ):
+        folder, lock = Path(temporary), threading.Lock()
         sources: dict[str, Path | None] = {KERNEL: None}
-        sources |= {mutant.name: write_mutant(mutant, folder / "sources") for mutant in mutants}
-        ready = time.monotonic()
-        wanted = {(str(sources[case.mutant]) if sources[case.mutant] else None, case.variant) for case in todo}
-        problems += [f"did not compile: {line}" for line in compile_all(wanted, jobs)]
-        compiled = time.monotonic()
-        lock = threading.Lock()
-        with (results / "mutations.jsonl").open("w") as stream:
+        sources |= {mutant.name: write_mutant(mutant, folder / "sources") for mutant in chosen}
+        wanted = {(str(sources[case.mutant]) if sources[case.mutant] else None, case.variant) for case in to_do}
+        with ThreadPoolExecutor(1) as pool:
+            left = deadline - time.monotonic() - 10.0
+            compiling = pool.submit(compile_all, wanted, folder / "builds", max(1, jobs - 1), max(1.0, left))
+            if ragged_on:
+                import torch
 
-            def record(made: Outcome) -> None:
-                with lock:
-                    stream.write(json.dumps(dataclasses.asdict(made)) + "\n")
-                    stream.flush()
+                captures = {**make_ragged(results / "ragged", torch.device(ragged_on)), **captures}
+            inputs: dict[str, ReplayInputs] = {}
+            for name in sorted({case.input for case in to_do}):
+                try:
+                    inputs[name] = prepare_inputs(open_capture(captures[name]), folder / "inputs")
+                except AlphaMoEError as error:  # one capture must not lose the others
+                    report.incomplete.append(f"capture {name}: {error}")
+            to_do = [case for case in to_do if case.input in inputs]
+            report.walls["inputs"] = time.monotonic() - began
+            report.wrong += [f"did not compile: {line}" for line in compiling.result()]
+        report.walls["inputs and compile"] = time.monotonic() - began
+        print(f"{len(to_do)} processes; ready after {time.monotonic() - began:.0f} s", flush=True)
 
-            outcomes = run_sweep(todo, sources, Sweep(inputs, folder, record).run, jobs=jobs, deadline=deadline)
-    walls = {"inputs": ready - began, "compile": compiled - ready, "replays": time.monotonic() - compiled}
-    rows, more = tabulate(outcomes, mutants)
-    problems += more
-    summary = summarise(rows)
-    print_table(rows, summary)
-    print(f"{len(outcomes)} replays; seconds: " + ", ".join(f"{name} {value:.0f}" for name, value in walls.items()))
-    for problem in problems[:40]:
-        print(f"    WRONG {problem}")
-    listed = [
-        {
-            "mutant": row.mutant.name,
-            "mechanism": row.mutant.mechanism,
-            "lines": [f"{file}:{line}" for file, line in changed_lines(row.mutant)],
-            "variant": row.variant,
-            "input": row.input,
-            "seen": dict(row.seen),
-            "caught_by": row.caught_by,
-            "harmless": row.mutant.harmless,
-            "same_code": row.mutant.same_code,
-        }
-        for row in rows
-    ]
-    document = {"summary": summary, "wall_s": walls, "problems": problems, "rows": listed}
-    (results / "mutations.json").write_text(json.dumps(document, indent=1) + "\n")
-    return 1 if problems or summary["unlisted_survivors"] or not rows else 0
+        def record(made: Outcome) -> None:
+            with lock:
+                outcomes.append(made)
+                stream.write(json.dumps(dataclasses.asdict(made)) + "\n")
+                stream.flush()
+
+        def progress(line: str) -> None:
+            print(line, flush=True)
+            with lock:
+                known = list(outcomes)
+            report.write(known)
+
+        runs = Sweep(inputs, folder, record)
+
+        def run(case: Case, limit_s: float, watch_s: float, cut: bool) -> Outcome:
+            return runs.run(case, sources[case.mutant], limit_s, watch_s, cut)
+
+        schedule = Schedule(to_do, chosen)
+        started = time.monotonic()
+        try:
+            run_schedule(schedule, run, jobs=jobs, deadline=deadline, progress=progress)
+        finally:  # also when it was told to stop
+            outcomes = list(schedule.made.values())
+            report.walls["replays"] = time.monotonic() - started
+            report.write(outcomes)
+    return report.finish(outcomes)
+
+
+def end_on_sigterm() -> None:
+    """Make SIGTERM what Ctrl-C is, so that processes are killed and the table is written."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def main() -> int:
@@ -267,24 +330,31 @@ def main() -> int:
     parser.add_argument("--captures", type=Path, help="folder of the results of sanitizer_check.py --only captures")
     parser.add_argument("--only", nargs="+", metavar="NAME")
     parser.add_argument("--ragged", action="store_true", help="only runs on the made inputs; no capture is needed")
-    parser.add_argument("--runs", choices=("first", "all"), default="first", help="of each mutant")
+    parser.add_argument("--runs", choices=("first", "all"), default="first", help="all: harmless mutants, too")
     parser.add_argument("--results", type=Path, default=Path("gpu-check"))
     parser.add_argument("--jobs", type=int, default=max(2, (os.cpu_count() or 4) - 1))
-    parser.add_argument("--limit", type=float, default=400.0, metavar="SECONDS")
+    parser.add_argument("--limit", type=float, default=400.0, metavar="SECONDS", help="of the whole")
     arguments = parser.parse_args()
-    import torch
     from captured_runs import choose_captures
-    from mutation_inputs import make_ragged
 
+    end_on_sigterm()
     results: Path = arguments.results.resolve()
-    captures = make_ragged(results / "ragged", torch.device("cuda"))
-    if not arguments.ragged:
-        captures = {**captures, **choose_captures(arguments.captures or results)}
+    captures = {} if arguments.ragged else choose_captures(arguments.captures or results)
     mutants = [mutant for mutant in all_mutants() if not arguments.only or mutant.name in arguments.only]
-    only = captures if arguments.ragged else None
-    mutants = chosen_runs(mutants, every=arguments.runs == "all", inputs=only)
-    return sweep(captures, mutants, results, jobs=arguments.jobs, limit_s=arguments.limit)
+    return sweep(
+        captures,
+        mutants,
+        results,
+        jobs=arguments.jobs,
+        deadline=BEGAN + arguments.limit,
+        ragged_on="cuda",
+        every=arguments.runs == "all",
+    )
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not by way of the interpreter's end: giving back a CUDA context waits while another's kernel hangs.
+    os._exit(code)

@@ -9,16 +9,19 @@ sanitize   `alphamoe-trace sanitize` of all captures under all tools, with contr
 variants   the same of one capture of each kind, in every launch variant
 mutations  mutation_sweep.py over one run of each mutant
 
-Every step is tried whatever became of those before it, and ends when the time of the whole is up. The captures that
-`--only` finds under --results/sanitizer are used again.
+Every step is tried whatever became of those before it, and everything that runs is killed when the time of the whole
+is up. The captures that `--only` finds under --results/sanitizer are used again. Exit code 1: something is wrong; 3:
+nothing is, as far as the time allowed to look.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -28,6 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+BEGAN = time.monotonic()
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE_ROOTS = ("profiler", "tracers", "sanitizer_replays", "backend", "dashboards")
 if __name__ == "__main__":
@@ -37,6 +41,8 @@ from captured_runs import LAYERS, RANKS, RUNS, WANTED, choose_captures, find  # 
 
 MAX_WALL_S = 15.0
 """Of one process under one tool for M <= 8, its start included."""
+GRACE_S = 8.0
+"""For a command to end what it started and to keep what there is, before its time and after it was told to stop."""
 REPEATS = 30
 """Timed launches of a replay without a tool."""
 
@@ -47,6 +53,8 @@ class Step:
 
     name: str
     problems: list[str] = field(default_factory=list)
+    incomplete: list[str] = field(default_factory=list)
+    """What the time did not allow to find out."""
     lines: list[str] = field(default_factory=list)
     numbers: dict[str, Any] = field(default_factory=dict)
     wall_s: float = 0.0
@@ -60,10 +68,12 @@ class Bench:
     jobs: int
     deadline: float
     """Monotonic seconds."""
+    every_run: bool = False
+    """Of the mutants."""
 
     def left_s(self, most: float) -> float:
-        """Give the seconds that a command may take: ``most``, or what is left."""
-        return max(1.0, min(most, self.deadline - time.monotonic()))
+        """Give the seconds that a command may take: ``most``, or what is left but for its way to end."""
+        return max(1.0, min(most, self.deadline - GRACE_S - 1.0 - time.monotonic()))
 
 
 def environment() -> dict[str, str]:
@@ -82,18 +92,21 @@ def command(argv: Sequence[str], log: Path, timeout_s: float, cwd: Path | None =
             stderr=subprocess.STDOUT,
             env=environment(),
             cwd=cwd,
+            start_new_session=True,
         )
         try:
             return process.wait(timeout_s)
         except subprocess.TimeoutExpired:
+            return None
+        finally:
             # Asked first, so that it ends the tools and ranks that it started and keeps what there is.
             process.terminate()
-            try:
-                process.wait(15)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            return None
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_S)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the driver may keep a process for a while
+                process.wait(1.0)
 
 
 def tail(log: Path, characters: int = 600) -> str:
@@ -288,18 +301,24 @@ def variants(bench: Bench, step: Step) -> None:
 
 
 def mutations(bench: Bench, step: Step) -> None:
-    """Show one run of every mutant to every tool."""
-    import torch
+    """Show one run of every mutant, or with ``--runs all`` every run, to every tool."""
     from kernel_mutations import all_mutants
-    from mutation_inputs import make_ragged
-    from mutation_sweep import chosen_runs, sweep
+    from mutation_sweep import sweep
 
-    given = {**_chosen(bench, step), **make_ragged(bench.home / "ragged", torch.device("cuda"))}
-    mutants = chosen_runs(all_mutants(), every=False)
-    code = sweep(given, mutants, bench.home, jobs=bench.jobs, limit_s=bench.left_s(1e9) - 5.0)
-    if code:
-        step.problems.append("see the table of mutants above")
+    code = sweep(
+        _chosen(bench, step),
+        list(all_mutants()),
+        bench.home,
+        jobs=bench.jobs,
+        deadline=bench.deadline - 1.0,
+        ragged_on="cuda",
+        every=bench.every_run,
+    )
     said = json.loads((bench.home / "mutations.json").read_text())
+    if code == 1:
+        step.problems.append("see the table of mutants above")
+    if said["incomplete"] or code == 3:
+        step.incomplete.append(f"{len(said['incomplete'])} gaps in the table of mutants above")
     step.numbers = said["summary"]
     step.lines.append(f"{said['summary']['killed']} of {said['summary']['mutants']} mutants caught")
 
@@ -329,16 +348,18 @@ def run_steps(bench: Bench, names: Sequence[str], steps: Mapping[str, Callable[[
         print(f"\n--- {name}", flush=True)
         began = time.monotonic()
         if began >= bench.deadline:
-            step.problems.append("not run: the time of the whole was up")
+            step.incomplete.append("not run: the time of the whole was up")
         else:
             try:
                 steps[name](bench, step)
             except Exception as error:  # one step must not lose the rest
                 step.problems.append(f"{type(error).__name__}: {error}")
         step.wall_s = time.monotonic() - began
-        for line in [*step.lines, *(f"    WRONG {problem}" for problem in step.problems[:25])]:
+        said = [*step.lines, *(f"    WRONG {problem}" for problem in step.problems[:25])]
+        for line in [*said, *(f"    INCOMPLETE {gap}" for gap in step.incomplete)]:
             print(line, flush=True)
-        record = {"problems": step.problems, "wall_s": step.wall_s, "numbers": step.numbers, "lines": step.lines}
+        record = {"problems": step.problems, "incomplete": step.incomplete, "wall_s": step.wall_s}
+        record |= {"numbers": step.numbers, "lines": step.lines}
         (bench.home / f"step-{name}.json").write_text(json.dumps(record, indent=1) + "\n")
     return made
 
@@ -349,16 +370,26 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=Path("gpu-check"))
     parser.add_argument("--jobs", type=int, default=max(2, (os.cpu_count() or 4) - 1))
     parser.add_argument("--limit", type=float, default=560.0, metavar="SECONDS", help="of the whole")
+    parser.add_argument("--runs", choices=("first", "all"), default="first", help="of mutants; all: harmless, too")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     home = (arguments.results / "sanitizer").resolve()
     home.mkdir(parents=True, exist_ok=True)
-    bench = Bench(home, arguments.jobs, time.monotonic() + arguments.limit)
+    bench = Bench(home, arguments.jobs, BEGAN + arguments.limit, arguments.runs == "all")
     made = run_steps(bench, arguments.only or tuple(STEPS), STEPS)
     print(f"\n{'step':10} {'outcome':12} {'wall s':>7}")
     for step in made:
-        print(f"{step.name:10} {'ok' if not step.problems else f'{len(step.problems)} wrong':12} {step.wall_s:7.1f}")
-    return 1 if any(step.problems for step in made) else 0
+        gaps = "incomplete" if step.incomplete else "ok"
+        outcome = f"{len(step.problems)} wrong" if step.problems else gaps
+        print(f"{step.name:10} {outcome:12} {step.wall_s:7.1f}")
+    if any(step.problems for step in made):
+        return 1
+    return 3 if any(step.incomplete for step in made) else 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not by way of the interpreter's end: giving back a CUDA context waits while another's kernel hangs.
+    os._exit(code)

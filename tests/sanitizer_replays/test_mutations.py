@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,11 +13,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
 
-import mutation_sweep
 from kernel_mutations import (
     INPUTS,
     VARIANTS,
-    Mutant,
     all_mutants,
     apply,
     changed_lines,
@@ -27,15 +24,14 @@ from kernel_mutations import (
 )
 from mutant_builds import build_problem
 from mutation_inputs import GEOMETRY, make_ragged
-from mutation_sweep import cases, chosen_runs, read_run, run_sweep
-from mutation_table import CATCHES, KERNEL, Case, Outcome, summarise, tabulate
+from mutation_sweep import read_run
 
 from alphamoe_backend.environ import CACHE_DIR
 from alphamoe_backend.kernels import launch
 from alphamoe_sanitizer_replays.captures.store import open_capture
 from alphamoe_sanitizer_replays.replays.job import check_outputs, prepare_inputs, prepare_job
 from alphamoe_sanitizer_replays.replays.spec import child_environment
-from alphamoe_sanitizer_replays.results import TOOLS, Finding, ReplayResult, Summary, ToolLog, ToolRun
+from alphamoe_sanitizer_replays.results import Finding, ReplayResult, Summary, ToolLog, ToolRun
 from alphamoe_sanitizer_replays.tool.sanitizer import run_plain
 
 MUTANTS = all_mutants()
@@ -214,94 +210,3 @@ def a_log(**changes: object) -> ToolLog:
 def test_a_tool_run_is_read_for_what_it_shows(changes: dict[str, object], outcome: str) -> None:
     """Only a finding in the kernel counts as one, a hang or crash is none, and whatever is odd is not clean."""
     assert read_run(a_run(**changes))[0] == outcome  # type: ignore[arg-type]
-
-
-MADE = (
-    mutant("first", "block barrier", "t8_c8@one t16_c4@short"),
-    mutant("second", "block barrier", "t8_c8@one"),
-    mutant("third", "bounds", "t8_c8@one", harmless="no reader"),
-    mutant("fourth", "bounds", "t8_c8@one", same_code="no instruction"),
-)
-
-
-def outcomes(mutants: list[Mutant], told: dict[tuple[str, str], str]) -> list[Outcome]:
-    """Answer every case: ``told`` by (mutant, tool), clean otherwise."""
-    return [
-        Outcome(case.mutant, case.variant, case.input, case.tool, told.get((case.mutant, case.tool), "clean"), "", 1.0)
-        for case in cases(mutants)
-    ]
-
-
-def test_a_sweep_runs_the_kernel_beside_its_mutants() -> None:
-    """Each run goes without a tool and under all four, the kernel itself once for each variant and input."""
-    mutants = chosen_runs(MADE, every=True)
-    listed = cases(mutants)
-    assert len(listed) == len(set(listed)) == 5 * (2 + 4)
-    assert [case.mutant for case in listed[:10]] == [KERNEL] * 10
-    assert {case.tool for case in listed} == {"none", *TOOLS}
-    assert [len(made.runs) for made in chosen_runs(MADE, every=False)] == [1, 1, 1]
-    assert [made.name for made in chosen_runs(MADE, every=True, inputs=("short",))] == ["first"]
-
-
-def test_the_rate_leaves_out_what_nothing_can_tell() -> None:
-    """Killed is what a tool or the output tells; harmless mutants and the same code do not count, surprises show."""
-    mutants = chosen_runs(MADE, every=True)
-    rows, problems = tabulate(outcomes(mutants, {("first", "racecheck"): "found", ("third", "none"): "wrong"}), mutants)
-    assert problems == []
-    summary = summarise(rows)
-    assert (summary["killed"], summary["mutants"]) == (1, 2)
-    assert summary["survived"] == summary["unlisted_survivors"] == ["second"]
-    assert summary["harmless_but_caught"] == ["third"]
-    assert summary["caught_by"] == {**dict.fromkeys(CATCHES, 0), "racecheck": 1}
-    assert summary["mechanisms"] == {"block barrier": {"killed": 1, "mutants": 2}}
-
-
-def test_a_tool_that_flags_the_kernel_itself_catches_nothing() -> None:
-    """Where the kernel is not clean under a tool, what the tool says of a mutant is no catch, and it is a problem."""
-    mutants = chosen_runs(MADE, every=False)
-    told = {("first", "racecheck"): "found", (KERNEL, "racecheck"): "found"}
-    rows, problems = tabulate(outcomes(mutants, told), mutants)
-    assert summarise(rows)["killed"] == 0
-    assert [problem for problem in problems if "the kernel itself" in problem]
-
-
-def test_what_was_not_run_is_a_problem() -> None:
-    """Cases that the time did not allow are said, and a mutant without an answer is not killed."""
-    mutants = chosen_runs(MADE, every=False)
-    sources: dict[str, Path | None] = dict.fromkeys([KERNEL, "first", "second", "third"])
-
-    def never(case: Case, source: Path | None, limit_s: float) -> Outcome:
-        raise AssertionError(case)
-
-    made = run_sweep(cases(mutants), sources, never, jobs=2, deadline=time.monotonic())
-    rows, problems = tabulate(made, mutants)
-    assert {outcome.outcome for outcome in made} == {"not run"}
-    assert len(problems) == len(made)
-    assert summarise(rows)["killed"] == 0
-
-
-def test_a_sweep_goes_through_the_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each case is a process of its own under the tool that is named, and its logs and outputs are read and judged."""
-    fake = tmp_path / "tool"
-    fake.write_text(f"#!{sys.executable}\n" + Path(__file__).with_name("session_tool.py").read_text())
-    fake.chmod(0o755)
-    (tmp_path / "behaviour.json").write_text('{"fault": ["racecheck"]}')
-    monkeypatch.setenv("ALPHAMOE_COMPUTE_SANITIZER", str(fake))
-    path = make_ragged(tmp_path / "ragged", torch.device("cpu"))["ragged3"]
-    inputs = {"ragged3": prepare_inputs(open_capture(path), tmp_path / "inputs")}
-    sweep = mutation_sweep.Sweep(inputs, tmp_path, lambda made: None, device="cpu")
-    to_do = [Case(KERNEL, "t8_c8", "ragged3", tool) for tool in ("none", "synccheck", "racecheck")]
-    made = run_sweep(to_do, {KERNEL: None}, sweep.run, jobs=2, deadline=time.monotonic() + 60.0)
-    assert [outcome.outcome for outcome in made] == ["clean", "clean", "found"], made
-    assert "planted_faults.cu:18" in made[2].detail
-
-
-def test_a_case_that_breaks_is_an_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An exception in one case is recorded as its outcome and the others still run."""
-    monkeypatch.setenv("ALPHAMOE_COMPUTE_SANITIZER", sys.executable)
-    recorded: list[Outcome] = []
-    sweep = mutation_sweep.Sweep({}, tmp_path, recorded.append)
-    made = sweep.run(Case("first", "t8_c8", "one", "racecheck"), None, 10.0)
-    assert made.outcome == "unclear"
-    assert "KeyError" in made.detail
-    assert recorded == [made]

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
 import mutation_sweep
 import sanitizer_check
 from captured_runs import RUNS, WANTED, choose_captures, find
-from kernel_mutations import mutant
+from kernel_mutations import Mutant, mutant
 from mutation_inputs import make_ragged
 from mutation_table import Case, Outcome
 from sanitizer_check import Bench, Step, command, report_problems, run_steps
@@ -55,9 +55,10 @@ def test_a_step_that_breaks_loses_no_other(tmp_path: Path) -> None:
 
 
 def test_a_step_without_time_is_a_problem(tmp_path: Path) -> None:
-    """A step that the time of the whole does not reach is not run, and that is said."""
+    """A step that the time of the whole does not reach is not run, and that is said; nothing is wrong with it."""
     made = run_steps(bench(tmp_path, -1.0), ("late",), {"late": lambda bench, step: None})
-    assert made[0].problems == ["not run: the time of the whole was up"]
+    assert (made[0].problems, made[0].incomplete) == ([], ["not run: the time of the whole was up"])
+    assert json.loads((tmp_path / "step-late.json").read_text())["incomplete"] == made[0].incomplete
 
 
 def test_a_command_that_hangs_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,26 +203,40 @@ def test_the_sweep_prints_and_writes_what_it_found(
     """The table, the JSON and the exit code agree: a survivor that is not listed is a failure."""
 
     class Fake(mutation_sweep.Sweep):
-        def run(self, case: Case, source: Path | None, limit_s: float) -> Outcome:
+        def run(self, case: Case, source: Path | None, limit_s: float, watch_s: float, cut: bool = False) -> Outcome:
             assert (source is None) == (case.mutant == "kernel")
             caught = (case.mutant, case.tool) == ("plan", "racecheck")
-            outcome = "found" if caught else "clean"
-            made = Outcome(case.mutant, case.variant, case.input, case.tool, outcome, "", 0.0)
+            made = Outcome.of(case, "found" if caught else "clean", "")
             self._record(made)
             return made
 
     monkeypatch.setattr(mutation_sweep, "Sweep", Fake)
-    monkeypatch.setattr(mutation_sweep, "compile_all", lambda wanted, jobs: [])
+    monkeypatch.setattr(mutation_sweep, "compile_all", lambda wanted, folder, jobs, limit_s: [])
     monkeypatch.setenv("ALPHAMOE_COMPUTE_SANITIZER", sys.executable)
     captures = make_ragged(tmp_path / "ragged", torch.device("cpu"))
     gone = ("kernel", "    }\n    __syncthreads();\n\n#pragma unroll 1", "    }\n\n\n#pragma unroll 1")
     plan = mutant("plan", "block barrier", "t8_c8@ragged3", gone)
     other = mutant("other", "block barrier", "t8_c8@ragged3", gone)
-    assert mutation_sweep.sweep(captures, [plan], tmp_path, jobs=2, limit_s=60.0) == 0
-    assert mutation_sweep.sweep(captures, [plan, other], tmp_path, jobs=2, limit_s=60.0) == 1
+
+    def sweep(captures: dict[str, Path], mutants: list[Mutant], seconds: float = 60.0) -> int:
+        return mutation_sweep.sweep(captures, mutants, tmp_path, jobs=2, deadline=time.monotonic() + seconds)
+
+    assert sweep(captures, [plan]) == 0
+    assert sweep(captures, [plan, other]) == 1
     said = json.loads((tmp_path / "mutations.json").read_text())
     assert said["summary"]["survived"] == ["other"]
     assert said["rows"][0]["lines"] == ["alphamoe_w8a8_up_down.cu:74"]
     assert len((tmp_path / "mutations.jsonl").read_text().splitlines()) == 15
     assert "1 of 2 mutants are caught" in capsys.readouterr().out
-    assert mutation_sweep.sweep({}, [plan], tmp_path, jobs=2, limit_s=60.0) == 1
+    assert sweep({}, [plan]) == 3
+    assert json.loads((tmp_path / "mutations.json").read_text())["incomplete"] == [
+        "plan: there is no capture for any of its runs"
+    ]
+    assert sweep(captures, [plan], 5.0) == 3
+    assert len(json.loads((tmp_path / "mutations.json").read_text())["incomplete"]) == 10
+    (captures["ragged150"] / "capture.json").write_text("{")
+    two = mutant("two", "block barrier", "t16_c4@ragged150", gone)
+    assert sweep(captures, [plan, two]) == 3
+    said = json.loads((tmp_path / "mutations.json").read_text())
+    assert (said["summary"]["killed"], said["summary"]["not_known"]) == (1, ["two"])
+    assert said["incomplete"][0].startswith("capture ragged150")
