@@ -28,6 +28,10 @@ NCCL_DEFAULTS = {
     "NVSHMEM_DISABLE_NVLS": "1",
     # A non-blocking communicator launches from a thread of NCCL's, outside the ranges that the caller has open.
     "TORCH_NCCL_USE_COMM_NONBLOCKING": "0",
+    # torch's watchdog would abort the process, with everything that a recording has not written yet, and make a rank
+    # that merely lost its peer look like the one that failed. Whoever started the ranks watches them.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
 }
 """Environment of a process that joins an NCCL group, where the user has not set it."""
 _ABANDON_S = 1.0
@@ -73,7 +77,8 @@ class TensorParallelGroup:
             world_size: 1 makes no process group.
             backend: of the whole group; NCCL refuses two ranks on one GPU, and wants the process's device set before.
             init_method: ``tcp://127.0.0.1:PORT`` or ``file:///PATH`` of a path that does not exist yet.
-            timeout_s: how long joining, and later each collective, may wait for the other ranks.
+            timeout_s: how long joining, and under gloo each later collective, may wait for the other ranks. Under NCCL
+                a collective whose peer is gone waits for ever: whoever started the ranks has to end it.
 
         For NCCL, :data:`NCCL_DEFAULTS` is put into this process's environment, beside what is set there already.
 
@@ -95,9 +100,11 @@ class TensorParallelGroup:
                 device_id=torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None,
             )
         except (RuntimeError, ValueError) as error:
+            hint = "Another rank died before it joined, or something else listens on that port."
+            if backend == "nccl":
+                hint += " NCCL_DEBUG=INFO has NCCL say what it tried."
             raise AlphaMoEError(
-                f"rank {rank} could not join the group of {world_size} at {init_method}: {error}",
-                "Another rank died before it joined, or something else listens on that port.",
+                f"rank {rank} could not join the group of {world_size} at {init_method}: {error}", hint
             ) from error
         return cls(rank, world_size, backend)
 
@@ -181,7 +188,11 @@ class TensorParallelGroup:
             dist.barrier()
 
     def close(self) -> None:
-        """Leave the group; afterwards this object makes no collective."""
+        """Leave the group; afterwards this object makes no collective.
+
+        Under NCCL graphs that captured its all-reduces must be gone by then (close the engine first): they hold the
+        communicator, and this call would wait for them for ever.
+        """
         if self.world_size > 1 and dist.is_initialized():
             dist.destroy_process_group()
 

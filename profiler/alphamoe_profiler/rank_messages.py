@@ -146,6 +146,11 @@ def one_line(error: BaseException) -> str:
         # gloo's own text is a source path, addresses, advice and a joke.
         reason = re.sub(r" \[[\d.]+\](?::\d+)?", "", gloo[1])
         return f"the connection to another rank was lost (gloo: {reason})"
+    nccl = re.search(r"NCCL error in: [^,]+, ([^,]+?)(?: \(run with NCCL_DEBUG[^)]*\))?, NCCL version (\S+)", text)
+    if nccl is not None:
+        last = re.search(r"Last error: (.+)$", text)
+        before, after = text[: nccl.start()], f"; {last[1][:150]}" if last is not None else ""
+        text = f"{before[:120]}NCCL {nccl[2]}: {nccl[1]}{after}"
     if len(text) > 300:
         text = text[:300] + "..."
     if isinstance(error, AlphaMoEError):

@@ -11,10 +11,11 @@ from fake_ranks import task
 
 from alphamoe_profiler import rank_main
 from alphamoe_profiler.memory import GpuSurvey, VisibleGpu
-from alphamoe_profiler.rank_messages import RankTask
+from alphamoe_profiler.rank_messages import RankTask, one_line
 from alphamoe_profiler.run_records import GpuInfo
 from alphamoe_profiler.trace_config import Resolved, TraceConfig, resolve
 from alphamoe_profiler.watchdog import Watchdog
+from alphamoe_tracers.errors import AlphaMoEError
 
 
 def plan(ranks: int, gpus: int, device: str = "auto") -> Resolved:
@@ -85,3 +86,16 @@ def test_a_failing_rank_gives_up_its_group_before_the_collector_waits_for_the_de
     assert run.run() == rank_main.EXIT_FAILED
     assert order == ["abandon", "finish exception: RuntimeError: the engine failed"]
     ours.close()
+
+
+def test_an_error_of_nccl_is_one_line_with_its_reason_and_without_source_paths() -> None:
+    """What NCCL says last is what tells a full /dev/shm from a lost peer."""
+    error = RuntimeError(
+        "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled system error (run with "
+        "NCCL_DEBUG=INFO for details), NCCL version 2.28.9\nncclSystemError: System call (e.g. socket, malloc) or "
+        "external library call failed or device error.\nLast error:\nError while creating shared memory segment"
+    )
+    told = "RuntimeError: NCCL 2.28.9: unhandled system error; Error while creating shared memory segment"
+    assert one_line(error) == told
+    joined = AlphaMoEError(f"rank 1 could not join the group of 2: {error}")
+    assert one_line(joined) == f"rank 1 could not join the group of 2: {told.removeprefix('RuntimeError: ')}"
