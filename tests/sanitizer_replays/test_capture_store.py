@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from alphamoe_sanitizer_replays.captures import store as capture_store
-from alphamoe_sanitizer_replays.captures.records import Capture, TensorRole
+from alphamoe_sanitizer_replays.captures.records import Capture, TensorInfo, TensorRole
 from alphamoe_sanitizer_replays.captures.store import (
     bytes_of,
     check_room,
@@ -305,3 +305,15 @@ def test_reading_a_description_needs_no_torch(stored: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "rank 0 layer 0 M 3 False"
+
+
+def test_outputs_of_a_dtype_that_the_format_has_not_come_back_typed(tmp_path: Path) -> None:
+    """They are written as plain bytes; what does not fit the description stays as it is, to be told as another."""
+    from safetensors.torch import load_file
+
+    value = torch.view_as_complex(torch.arange(8.0).reshape(2, 2, 2))
+    info = TensorInfo(name="out", role="output", dtype="complex64", shape=(2, 2), sha256="0" * 64, file=None)
+    capture_store.save_tensors(tmp_path / "o.safetensors", {"out": value})
+    found = load_file(tmp_path / "o.safetensors")["out"]
+    assert torch.equal(capture_store.typed(found, info), value)
+    assert capture_store.typed(found[1:], info).dtype == torch.uint8

@@ -15,15 +15,14 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from alphamoe_sanitizer_replays.controls import process as control_process
+from alphamoe_sanitizer_replays.controls.judge import ControlRun, judge_controls
 from alphamoe_sanitizer_replays.controls.process import arch_of, compile_controls, read_control_result
 from alphamoe_sanitizer_replays.controls.table import (
     BY_NAME,
     CANARIES,
     CONTROLS,
     ControlJob,
-    ControlRun,
     control_jobs,
-    judge_controls,
 )
 from alphamoe_sanitizer_replays.reports import scope
 from alphamoe_sanitizer_replays.reports.records import CaptureFacts

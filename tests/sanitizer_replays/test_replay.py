@@ -16,10 +16,15 @@ from torch import Tensor
 
 from alphamoe_profiler import cli
 from alphamoe_sanitizer_replays.captures.store import StoredCapture, open_capture
-from alphamoe_sanitizer_replays.plugins.materialise import place_inputs
 from alphamoe_sanitizer_replays.plugins.protocol import find_plugin
 from alphamoe_sanitizer_replays.plugins.uploads import experts_in_use
-from alphamoe_sanitizer_replays.replays.job import ReplayInputs, check_outputs, prepare_inputs, prepare_job
+from alphamoe_sanitizer_replays.replays.job import (
+    ReplayInputs,
+    check_outputs,
+    place_inputs,
+    prepare_inputs,
+    prepare_job,
+)
 from alphamoe_sanitizer_replays.replays.process import mapped_tensors, refuse_collectors
 from alphamoe_sanitizer_replays.replays.single import ReplayReport, replay_capture
 from alphamoe_sanitizer_replays.replays.spec import child_environment, read_result, read_spec

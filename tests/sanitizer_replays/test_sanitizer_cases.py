@@ -150,8 +150,8 @@ def test_s3_a_barrier_finding_of_one_tool_is_not_undone_by_another_that_is_clean
     )
     memory = judged(run_fake(tmp_path / "a", "memcheck", body_of(CLEAN["memcheck"])))
     barrier = judged(run_fake(tmp_path / "b", "synccheck", body_of(text, code=86, records=1)))
-    assert (memory.tool, memory.target) == ("memcheck", PASS)
-    assert (barrier.tool, barrier.target) == ("synccheck", FAIL)
+    assert memory.target is PASS
+    assert barrier.target is FAIL
     assert barrier.target_findings[0].kind == "synchronization"
 
 
@@ -187,7 +187,6 @@ def test_s7_a_failed_host_call_is_of_its_own_class_and_stays_in_the_total(tmp_pa
     verdict = judged(run_fake(tmp_path, "memcheck", body_of(text, code=86, records=1)))
     assert (verdict.target, verdict.whole) == (PASS, FAIL)
     assert (verdict.api_errors, verdict.found, verdict.target_findings, verdict.other_findings) == (1, 1, (), ())
-    assert verdict.api_findings[0].api == "cuGetProcAddress_v2"
 
 
 def test_s8_what_was_found_and_what_was_shown_are_kept_apart(tmp_path: Path) -> None:

@@ -24,6 +24,11 @@ def junit_xml(report: GateReport) -> str:
         suites.setdefault(cell.rank, []).append(cell)
     for rank in sorted(suites, key=lambda own: (own is None, own or 0)):
         _suite(root, report, rank, suites[rank])
+    return document(root)
+
+
+def document(root: ElementTree.Element) -> str:
+    """Return the whole document, with the sums of its suites' counts."""
     for name in ("tests", "failures", "errors", "skipped"):
         root.set(name, str(sum(int(suite.get(name, "0")) for suite in root)))
     ElementTree.indent(root)
@@ -36,24 +41,27 @@ def _suite(root: ElementTree.Element, report: GateReport, rank: int | None, cell
     counts = dict.fromkeys(("failures", "errors", "skipped"), 0)
     for cell in cells:
         title = report.rules[cell.rule].title + (f" [{cell.execution}]" if cell.execution else "")
-        case = ElementTree.SubElement(suite, "testcase", classname=_clean(f"gate.{name}"), name=_clean(title), time="0")
+        case = ElementTree.SubElement(
+            suite, "testcase", classname=xml_text(f"gate.{name}"), name=xml_text(title), time="0"
+        )
         verdict, told = cell.finding.verdict, cell.told
         if cell.settled_by:
             told += f"\nsettled by: {cell.settled_by}"
         if cell.tolerated is not None:
             reason = f"known gap until {cell.tolerated.expires}: {cell.tolerated.reason}"
-            ElementTree.SubElement(case, "skipped", message=_clean(reason)).text = _clean(told)
+            ElementTree.SubElement(case, "skipped", message=xml_text(reason)).text = xml_text(told)
             counts["skipped"] += 1
         elif verdict is not Verdict.PASS:
             kind = "failure" if verdict is Verdict.FAIL else "error"
-            element = ElementTree.SubElement(case, kind, type=verdict.value, message=_clean(cell.finding.reason))
-            element.text = _clean(told)
+            element = ElementTree.SubElement(case, kind, type=verdict.value, message=xml_text(cell.finding.reason))
+            element.text = xml_text(told)
             counts[f"{kind}s"] += 1
         else:
-            ElementTree.SubElement(case, "system-out").text = _clean(told)
+            ElementTree.SubElement(case, "system-out").text = xml_text(told)
     for key, count in {"tests": len(cells), **counts}.items():
         suite.set(key, str(count))
 
 
-def _clean(text: str) -> str:
+def xml_text(text: str) -> str:
+    """Return text in which nothing is left that XML cannot hold."""
     return _UNWRITABLE.sub("\N{REPLACEMENT CHARACTER}", text)

@@ -63,35 +63,48 @@ class GeometryRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     block_m: int
 
 
-class Capture(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One captured dispatch."""
+class CapturedCall(msgspec.Struct, frozen=True, kw_only=True):
+    """Which call it was, and what it launched: what a report repeats of a capture."""
 
-    schema: str = CAPTURE_SCHEMA
     plugin: str
     """Name of the replay plug-in that can launch it again: ``alphamoe_w8a8``, ``callable``, ``torch_op``, ..."""
     symbols: tuple[str, ...]
     """Base names of the kernels that the replay launches and the tool must watch. Empty: the plug-in does not know."""
-    run_id: str | None
     rank: int
-    rank_source: str
-    """Where the rank comes from: ``engine``, ``torch.distributed``, ``RANK`` (the variable's name), ``none``."""
-    world_size: int | None
-    layer: int | None
+    world_size: int | None = None
+    layer: int | None = None
     M: int
     """Rows of the dispatch, padding included."""
     execution: Literal["eager"] = "eager"
     forward_mode: str | None = None
     step: int | None = None
+    callable: str | None = None
+    """Import path ``module:name`` or torch operator ``namespace::name`` that was wrapped; null for our own layers."""
+    geometry: GeometryRecord | None = None
+    launch: LaunchInfo | None = None
+    bytes: int = 0
+    """Of the tensors that are stored, the shared weight file included."""
+
+    @property
+    def label(self) -> str:
+        """The call in a few words: ``rank 0 layer 0 M 1``."""
+        where = f"layer {self.layer}" if self.layer is not None else (self.callable or self.plugin)
+        return f"rank {self.rank} {where} M {self.M}"
+
+
+class Capture(CapturedCall, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One captured dispatch."""
+
+    schema: str = CAPTURE_SCHEMA
+    run_id: str | None
+    rank_source: str
+    """Where the rank comes from: ``engine``, ``torch.distributed``, ``RANK`` (the variable's name), ``none``."""
     purpose: str | None = None
     request_ids: tuple[str, ...] = ()
     real_tokens: int | None = None
     batch_size: int | None = None
-    callable: str | None = None
-    """Import path ``module:name`` or torch operator ``namespace::name`` that was wrapped; null for our own layers."""
     call: int = 0
     """Number of this call among those of its callable, rank and M."""
-    geometry: GeometryRecord | None = None
-    launch: LaunchInfo | None = None
     source_sha256: str | None = None
     """Of the kernel's CUDA source, headers in place; null where the plug-in does not know it."""
     cubin_sha256: str | None = None
@@ -105,8 +118,6 @@ class Capture(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     versions: dict[str, str]
     created: str
     """UTC, ISO 8601."""
-    bytes: int
-    """Of the tensors that are stored, the shared weight file included."""
     wall_s: dict[str, float] = {}
     """``copy`` (device to host) and ``write``, seconds."""
     notes: tuple[str, ...] = ()
@@ -117,9 +128,3 @@ class Capture(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             if info.name == name:
                 return info
         raise KeyError(name)
-
-    @property
-    def label(self) -> str:
-        """The capture in a few words: ``rank 0 layer 0 M 1``."""
-        where = f"layer {self.layer}" if self.layer is not None else (self.callable or self.plugin)
-        return f"rank {self.rank} {where} M {self.M}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import re
 import shutil
@@ -88,9 +89,64 @@ def check_room(directory: Path, needed_bytes: int) -> None:
         )
 
 
+def typed(tensor: Tensor, info: TensorInfo) -> Tensor:
+    """Give what :func:`save_tensors` wrote as plain bytes its recorded dtype and shape; any other tensor as it is."""
+    import torch
+
+    dtype = getattr(torch, info.dtype, None)
+    if info.dtype in _NATIVE or tensor.dtype != torch.uint8 or not isinstance(dtype, torch.dtype):
+        return tensor
+    fits = tensor.dim() == 1 and tensor.numel() == dtype.itemsize * math.prod(info.shape)
+    return tensor.view(dtype).reshape(info.shape) if fits else tensor
+
+
 def tensor_sha256(tensor: Tensor) -> str:
     """Return the SHA-256 of a tensor's bytes in C order, in hexadecimal; the tensor may be on a device."""
-    return hashlib.sha256(_raw(_host(tensor)).numpy().data).hexdigest()
+    return hashlib.sha256(raw_bytes(_host(tensor)).numpy().data).hexdigest()
+
+
+def raw_bytes(tensor: Tensor) -> Tensor:
+    """View a contiguous tensor as its bytes, uint8 [n]: any dtype, and a NaN is equal to itself."""
+    import torch
+
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write one safetensors file, whole or not at all.
+
+    Tensors are on the host. Those that share memory are told apart first, as the format asks; dtypes that it
+    does not have are written as plain bytes.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    from safetensors.torch import save_file
+
+    seen: set[int] = set()
+    ready = {}
+    for name, tensor in tensors.items():
+        native = str(tensor.dtype).removeprefix("torch.") in _NATIVE
+        value = tensor.detach().contiguous()
+        value = value if native else raw_bytes(value)
+        place = value.untyped_storage().data_ptr()
+        ready[name] = value.clone() if place in seen else value
+        seen.add(place)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    os.close(handle)
+    try:
+        save_file(ready, temporary)
+        with Path(temporary).open("rb") as stream:
+            os.fsync(stream.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException as failure:
+        with contextlib.suppress(OSError):
+            Path(temporary).unlink(missing_ok=True)
+        # safetensors tells a full disk in an exception of its own.
+        if type(failure).__name__ == "SafetensorError":
+            raise OSError(f"{path.name} could not be written: {failure}") from failure
+        raise
 
 
 def write_capture(
@@ -149,11 +205,11 @@ def write_capture(
     temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".tmp", dir=directory.parent))
     try:
         temporary.chmod(0o755)
-        _save(temporary / TENSORS_FILE, stored)
+        save_tensors(temporary / TENSORS_FILE, stored)
         if file is not None and weights_directory is not None:
             place = temporary if not prefix else weights_directory
             if not shared:
-                _save(place / file, {name: _host(tensor) for name, tensor in weights.items()})
+                save_tensors(place / file, {name: _host(tensor) for name, tensor in weights.items()})
         walls = {"copy": copied_s - started_s, "write": time.monotonic() - copied_s}
         written = msgspec.structs.replace(
             capture, tensors=tuple(infos), bytes=total, wall_s={**walls, **capture.wall_s}
@@ -205,13 +261,10 @@ class StoredCapture:
             reason = " ".join(str(error).split())[:200]
             raise EvidenceError(f"{path}: {name} cannot be read ({reason})", _DAMAGED) from error
         dtype = getattr(torch, info.dtype, None)
-        raw = _raw(tensor)
+        raw = raw_bytes(tensor)
         if not isinstance(dtype, torch.dtype):
             raise EvidenceError(f"{self.path}: {name} is of the dtype {info.dtype!r}, which torch does not know")
-        wanted = dtype.itemsize
-        for size in info.shape:
-            wanted *= size
-        if raw.numel() != wanted or (info.dtype in _NATIVE and tensor.dtype != dtype):
+        if raw.numel() != dtype.itemsize * math.prod(info.shape) or (info.dtype in _NATIVE and tensor.dtype != dtype):
             raise EvidenceError(f"{path}: {name} is not {info.dtype} {list(info.shape)} as recorded", _DAMAGED)
         found = hashlib.sha256(raw.numpy().data).hexdigest()
         if found != info.sha256:
@@ -219,7 +272,7 @@ class StoredCapture:
                 f"{path}: {name} was changed after it was written (sha256 {found[:12]}, recorded {info.sha256[:12]})",
                 _DAMAGED,
             )
-        return tensor if tensor.dtype == dtype and tuple(tensor.shape) == info.shape else _shaped(raw, dtype, info)
+        return raw.view(dtype).reshape(info.shape)
 
     def verify(self) -> None:
         """Read every tensor that is stored; raises EvidenceError for the first that is not what was recorded."""
@@ -312,42 +365,3 @@ def _digest(hashes: Mapping[str, str]) -> str:
 
 def _host(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-
-
-def _raw(tensor: Tensor) -> Tensor:
-    import torch
-
-    return tensor.reshape(-1).view(torch.uint8)
-
-
-def _shaped(raw: Tensor, dtype: Any, info: TensorInfo) -> Tensor:
-    return raw.view(dtype).reshape(info.shape)
-
-
-def _save(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write one safetensors file atomically; tensors that share memory are told apart first, as the format asks."""
-    from safetensors.torch import save_file
-
-    seen: set[int] = set()
-    ready = {}
-    for name, tensor in tensors.items():
-        native = str(tensor.dtype).removeprefix("torch.") in _NATIVE
-        value = tensor if native else _raw(tensor)
-        place = value.untyped_storage().data_ptr()
-        ready[name] = value.clone() if place in seen else value
-        seen.add(place)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    os.close(handle)
-    try:
-        save_file(ready, temporary)
-        with Path(temporary).open("rb") as stream:
-            os.fsync(stream.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException as failure:
-        with contextlib.suppress(OSError):
-            Path(temporary).unlink(missing_ok=True)
-        # safetensors tells a full disk in an exception of its own.
-        if type(failure).__name__ == "SafetensorError":
-            raise OSError(f"{path.name} could not be written: {failure}") from failure
-        raise

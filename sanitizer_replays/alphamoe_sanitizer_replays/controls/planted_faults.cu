@@ -4,7 +4,7 @@
 // does the same honest work around the one thing that is wrong, guarded by `if constexpr (FAULT)`.
 // NOTES: results go to `out`, so that nothing is optimised away. 256 threads a block, as the target kernel.
 // A name is a device function here and two kernels, planted_X and sound_X: the tool may print any of the three.
-// Grids, clusters and dynamic shared memory of the launches are in controls.py.
+// Grids, clusters and dynamic shared memory of the launches are in table.py.
 
 typedef unsigned char u8;
 typedef unsigned int u32;

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from alphamoe_backend.kernels.jit import Cubin, checked, compile_source
+from alphamoe_profiler.bundle_files import replacing
 from alphamoe_sanitizer_replays.controls.table import BUFFER_FLOATS, BY_NAME, CANARIES, PLANTED, SOUND, THREADS, Control
 from alphamoe_tracers.errors import AlphaMoEError
 
@@ -145,10 +146,8 @@ def _launch(driver: Any, function: Any, control: Control) -> None:
 
 
 def _write(path: Path, result: ControlResult) -> None:
-    temporary = path.with_suffix(".tmp")
-    with contextlib.suppress(OSError):
-        temporary.write_bytes(msgspec.json.encode(result))
-        temporary.replace(path)
+    with contextlib.suppress(OSError), replacing(path) as stream:
+        stream.write(msgspec.json.encode(result))
 
 
 if __name__ == "__main__":

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from pathlib import Path
 
+from alphamoe_sanitizer_replays.controls.judge import ControlRun, judge_controls
 from alphamoe_sanitizer_replays.controls.process import read_control_result
-from alphamoe_sanitizer_replays.controls.table import CANARIES, ControlJob, ControlRun, control_jobs, judge_controls
+from alphamoe_sanitizer_replays.controls.table import CANARIES, ControlJob, control_jobs
 from alphamoe_sanitizer_replays.results import ControlReport, Tool
 from alphamoe_sanitizer_replays.tool.sanitizer import ToolPath, run_tool
 from alphamoe_tracers.errors import AlphaMoEError

@@ -15,13 +15,13 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from alphamoe_profiler.run_identity import utc_now
 from alphamoe_sanitizer_replays.captures.call_tree import CallTree, encode_call, encode_result
 from alphamoe_sanitizer_replays.captures.records import Capture
-from alphamoe_sanitizer_replays.captures.store import bytes_of, check_room, write_capture
+from alphamoe_sanitizer_replays.captures.store import bytes_of, check_room, raw_bytes, write_capture
 from alphamoe_tracers.errors import AlphaMoEError
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def finish(
         compute_capability=gpu[1],
         sm_count=gpu[2],
         versions=_versions(target),
-        created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        created=utc_now(),
         bytes=0,
         wall_s={"copy": call.copy_s + time.monotonic() - started_s},
         notes=_notes(call, bool(changed or results)),
@@ -209,8 +209,7 @@ def _same_bytes(one: Tensor, other: Tensor) -> bool:
 
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    # Bytes, since a NaN is not equal to itself.
-    return torch.equal(one.contiguous().reshape(-1).view(torch.uint8), other.contiguous().reshape(-1).view(torch.uint8))
+    return torch.equal(raw_bytes(one.contiguous()), raw_bytes(other.contiguous()))
 
 
 def _gpu(tensors: list[Tensor]) -> tuple[str | None, str | None, int | None]:

@@ -36,11 +36,6 @@ class OpOverride:
         self._libraries: dict[str, Any] = {}
 
     @property
-    def installed(self) -> bool:
-        """Whether at least one kernel is overridden."""
-        return bool(self._libraries)
-
-    @property
     def complete(self) -> bool:
         """Whether no further kernel is waited for."""
         return len(self._libraries) == len(_KEYS)

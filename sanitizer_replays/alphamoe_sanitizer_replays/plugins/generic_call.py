@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alphamoe_sanitizer_replays.captures.call_tree import decode, encode_result, layouts
+from alphamoe_sanitizer_replays.captures.store import raw_bytes
 from alphamoe_sanitizer_replays.hooks.call_record import AFTER
 from alphamoe_sanitizer_replays.plugins.materialise import load_stored
 from alphamoe_sanitizer_replays.plugins.protocol import PreparedReplay
+from alphamoe_sanitizer_replays.plugins.uploads import Placed, download
 from alphamoe_sanitizer_replays.results import OutputCheck
 from alphamoe_tracers.errors import EvidenceError, UsageError
 
@@ -136,7 +138,7 @@ class GenericCall:
             limit = self.tolerance(info.name, info.dtype)
             phrases.append(f"{info.name} {limit:g}" if limit else f"{info.name} bitwise")
             if not limit:
-                same = torch.equal(_bytes(recorded), _bytes(replayed))
+                same = torch.equal(raw_bytes(recorded), raw_bytes(replayed.contiguous()))
                 if not same:
                     reason = f"{info.name} differs from the captured bytes"
                     return OutputCheck(verdict="FAIL", reason=reason, tolerance=_phrase(told, phrases))
@@ -156,50 +158,6 @@ class GenericCall:
                 return OutputCheck(verdict="FAIL", reason=reason, max_abs_error=error, tolerance=_phrase(told, phrases))
         # relative_error stays null: it is that of a float64 oracle, which there is none of here.
         return OutputCheck(verdict="PASS", max_abs_error=worst, tolerance=_phrase(told, phrases))
-
-
-class Placed:
-    """One argument on its device: a stretch of memory, filled by a copy from the host, and the view that is passed."""
-
-    def __init__(self, tensor: Tensor, strides: tuple[int, ...] | None, device: torch.device) -> None:
-        """Copy a tensor.
-
-        Args:
-            tensor: on the CPU, contiguous; not written into.
-            strides: in elements; null or of another rank: contiguous. Elements between are zeros.
-        """
-        import torch
-
-        shape = tuple(tensor.shape)
-        steps = strides if strides is not None and len(strides) == len(shape) else tensor.contiguous().stride()
-        length = 1 + sum((size - 1) * step for size, step in zip(shape, steps, strict=True)) if tensor.numel() else 0
-        if any(step < 0 for step in steps) or length > (1 << 40):
-            raise EvidenceError(f"strides {list(steps)} of a tensor of shape {list(shape)} cannot be")
-        self._flat = _zeros(length, tensor.dtype)
-        if tensor.numel():
-            # Dimensions of step 0 repeat one element: it is written once.
-            index = tuple(slice(0, 1) if step == 0 else slice(None) for step in steps)
-            self._flat.as_strided(shape, steps)[index].copy_(tensor[index])
-        self._there = torch.empty_like(self._flat, device=device)
-        self._there.copy_(self._flat)
-        self.view = self._there.as_strided(shape, steps)
-        """The tensor as the call gets it."""
-
-    def renew(self) -> None:
-        """Make the memory as it was before the first launch."""
-        self._there.copy_(self._flat)
-
-
-def download(tensor: Tensor) -> Tensor:
-    """Copy a tensor to the host without a kernel, whatever its strides are."""
-    if tensor.device.type == "cpu":
-        return tensor.detach().clone().contiguous()
-    shape, steps = tuple(tensor.shape), tensor.stride()
-    if tensor.numel() == 0:
-        return tensor.detach().cpu()
-    length = 1 + sum((size - 1) * step for size, step in zip(shape, steps, strict=True))
-    flat = tensor.detach().as_strided((length,), (1,), tensor.storage_offset())
-    return flat.cpu().as_strided(shape, steps).contiguous()
 
 
 def import_modules(capture: Capture) -> None:
@@ -231,19 +189,6 @@ def import_module(name: str) -> Any:
         raise UsageError(
             f"{name} cannot be imported: {error}", "name its folder in PYTHONPATH, or replay where it is installed"
         ) from error
-
-
-def _zeros(length: int, dtype: torch.dtype) -> Tensor:
-    import torch
-
-    # By bytes: not every dtype of a capture can be filled.
-    return torch.zeros(length * dtype.itemsize, dtype=torch.uint8).view(dtype)
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    import torch
-
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _kept_on_host(tree: Any) -> set[str]:

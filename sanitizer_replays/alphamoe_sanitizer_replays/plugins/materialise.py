@@ -5,16 +5,11 @@ Every tensor is proven by the hash in the capture before a replay may use it.
 
 from __future__ import annotations
 
-import hashlib
-import os
-import tempfile
 import threading
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from alphamoe_sanitizer_replays.captures.store import StoredCapture, check_room, tensor_sha256
-from alphamoe_sanitizer_replays.replays.spec import TensorPlace
+from alphamoe_sanitizer_replays.captures.store import StoredCapture, tensor_sha256
 from alphamoe_tracers.errors import AlphaMoEError, EvidenceError
 
 if TYPE_CHECKING:
@@ -110,49 +105,3 @@ def _draw(stored: StoredCapture, names: Callable[[ExpertWeights], dict[str, Tens
     _drawn[key] = {name: tensor.cpu() for name, tensor in names(weights).items()}
     _hashes[key] = {name: tensor_sha256(tensor) for name, tensor in _drawn[key].items()}
     return key
-
-
-def place_inputs(folder: Path, stored: StoredCapture, tensors: Mapping[str, Tensor]) -> tuple[TensorPlace, ...]:
-    """Say where a replay process finds each input; those that no file of the capture holds are written to ``folder``.
-
-    Weights that several captures share are written once.
-
-    Raises:
-        AlphaMoEError: the disk has no room.
-    """
-    infos = {info.name: info for info in stored.capture.tensors}
-    in_capture = {name: info.file for name, info in infos.items() if info.file is not None}
-    made = {name: tensor.contiguous() for name, tensor in tensors.items() if name not in in_capture}
-    path = folder
-    if made:
-        hashes = [
-            f"{name}={infos[name].sha256 if name in infos else tensor_sha256(made[name])}" for name in sorted(made)
-        ]
-        path = folder / f"inputs-{hashlib.sha256(' '.join(hashes).encode()).hexdigest()[:12]}.safetensors"
-        if not path.is_file():
-            _write(path, made)
-    return tuple(
-        TensorPlace(
-            name=name,
-            file=str((stored.path / in_capture[name] if name in in_capture else path).absolute()),
-            key=name,
-            dtype=str(tensor.dtype).removeprefix("torch."),
-            shape=tuple(tensor.shape),
-        )
-        for name, tensor in tensors.items()
-    )
-
-
-def _write(path: Path, tensors: dict[str, Tensor]) -> None:
-    from safetensors.torch import save_file
-
-    check_room(path.parent, sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}", suffix=".tmp")
-    os.close(descriptor)
-    try:
-        save_file(tensors, temporary)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

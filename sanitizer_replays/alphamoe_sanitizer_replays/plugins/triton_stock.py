@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from alphamoe_backend.experts.registry import STOCK_SYMBOL
 from alphamoe_sanitizer_replays.plugins.protocol import PreparedReplay
 from alphamoe_sanitizer_replays.plugins.uploads import experts_in_use, upload, upload_rows
 from alphamoe_tracers.errors import UsageError
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from alphamoe_sanitizer_replays.captures.store import StoredCapture
     from alphamoe_sanitizer_replays.results import OutputCheck
 
-SYMBOL = "fused_moe_kernel"
 _WEIGHTS = ("gate_up", "gate_up_scale", "down", "down_scale")
 _PLAN = ("sorted_token_ids", "expert_ids", "num_tokens_post_padded")
 
@@ -185,7 +185,7 @@ def _on_gpu(
         return {"out": by_pair.cpu().view(M, geometry.top_k, H).to(torch.float32).sum(dim=1).to(dtype)}
 
     return PreparedReplay(
-        launch=launch, outputs=outputs, again=again, symbols=(SYMBOL,), launches=2, timings_s=timings_s
+        launch=launch, outputs=outputs, again=again, symbols=(STOCK_SYMBOL,), launches=2, timings_s=timings_s
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from alphamoe_sanitizer_replays.captures.store import bytes_of, check_room, save_tensors, tensor_sha256, typed
 from alphamoe_sanitizer_replays.plugins.protocol import CompilesAhead, ReplayPlugin, find_plugin
 from alphamoe_sanitizer_replays.replays.spec import ReplaySpec, TensorPlace, child_argv, write_spec
 from alphamoe_sanitizer_replays.results import OutputCheck, ReplayResult, Tool, ToolRun
@@ -69,9 +71,40 @@ def prepare_inputs(stored: StoredCapture, folder: Path) -> ReplayInputs:
     """
     plugin = find_plugin(stored.capture.plugin)
     tensors = plugin.materialise(stored)
-    from alphamoe_sanitizer_replays.plugins.materialise import place_inputs
-
     return ReplayInputs(stored, plugin, tensors, place_inputs(folder, stored, tensors))
+
+
+def place_inputs(folder: Path, stored: StoredCapture, tensors: Mapping[str, Tensor]) -> tuple[TensorPlace, ...]:
+    """Say where a replay process finds each input; those that no file of the capture holds are written to ``folder``.
+
+    Weights that several captures share are written once.
+
+    Raises:
+        AlphaMoEError: the disk has no room. An ``OSError`` of the writing itself is passed on.
+    """
+    infos = {info.name: info for info in stored.capture.tensors}
+    in_capture = {name: info.file for name, info in infos.items() if info.file is not None}
+    made = {name: tensor.contiguous() for name, tensor in tensors.items() if name not in in_capture}
+    path = folder
+    if made:
+        hashes = [
+            f"{name}={infos[name].sha256 if name in infos else tensor_sha256(made[name])}" for name in sorted(made)
+        ]
+        path = folder / f"inputs-{hashlib.sha256(' '.join(hashes).encode()).hexdigest()[:12]}.safetensors"
+        if not path.is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            check_room(folder, bytes_of(made))
+            save_tensors(path, made)
+    return tuple(
+        TensorPlace(
+            name=name,
+            file=str((stored.path / in_capture[name] if name in in_capture else path).absolute()),
+            key=name,
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            shape=tuple(tensor.shape),
+        )
+        for name, tensor in tensors.items()
+    )
 
 
 def prepare_job(
@@ -170,6 +203,11 @@ def check_outputs(inputs: ReplayInputs, job: ReplayJob, result: ReplayResult | N
 
     try:
         outputs = load_file(job.result.with_name(result.outputs))
+        outputs |= {
+            info.name: typed(outputs[info.name], info)
+            for info in inputs.stored.capture.tensors
+            if info.role == "output" and info.name in outputs
+        }
     except (SafetensorError, OSError, RuntimeError) as error:
         return _open(f"the replay's outputs cannot be read: {error}")
     try:

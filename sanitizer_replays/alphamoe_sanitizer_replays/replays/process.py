@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from alphamoe_profiler.bundle_files import replacing
 from alphamoe_sanitizer_replays.captures.records import Capture
+from alphamoe_sanitizer_replays.captures.store import save_tensors
 from alphamoe_sanitizer_replays.plugins.protocol import PreparedReplay, find_plugin
 from alphamoe_sanitizer_replays.replays.spec import SPAWNED_VARIABLE, ReplaySpec, TensorPlace, read_spec
 from alphamoe_sanitizer_replays.results import ReplayResult
@@ -72,7 +74,8 @@ def main(argv: list[str]) -> int:
         result = ReplayResult(
             status="failed", error=text[:2000], caching_allocator=_caching_allocator(None), timings_s=timings_s
         )
-    _write(Path(spec.result), msgspec.json.encode(result))
+    with replacing(Path(spec.result)) as stream:
+        stream.write(msgspec.json.encode(result))
     return 0 if result.status == "launched" else 1
 
 
@@ -106,7 +109,7 @@ def _replay(spec: ReplaySpec, timings_s: dict[str, float]) -> ReplayResult:
     outputs = prepared.outputs()
     timings_s["launch"], timings_s["download"] = launched - started, time.perf_counter() - launched
     name = f"{Path(spec.result).stem}.outputs.safetensors"
-    _save_outputs(Path(spec.result).with_name(name), outputs)
+    save_tensors(Path(spec.result).with_name(name), outputs)
     return ReplayResult(
         status="launched",
         symbols=prepared.symbols,
@@ -179,19 +182,6 @@ def _caching_allocator(device: Any) -> bool:
     import torch
 
     return torch.cuda.memory_reserved(device) > 0
-
-
-def _save_outputs(path: Path, outputs: Mapping[str, Tensor]) -> None:
-    from safetensors.torch import save_file
-
-    # Cloned: outputs may share memory, which the format refuses.
-    save_file({name: tensor.detach().contiguous().clone() for name, tensor in outputs.items()}, path)
-
-
-def _write(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(data)
-    temporary.replace(path)
 
 
 if __name__ == "__main__":

@@ -6,16 +6,13 @@ tool does not see is skipped with its mechanism.
 
 from __future__ import annotations
 
-import re
 from xml.etree import ElementTree
 
+from alphamoe_profiler.reports.junit import document, xml_text
 from alphamoe_profiler.verdicts import Verdict
 from alphamoe_sanitizer_replays.reports.lines import counts_told, entry_reasons, finding_lines, output_told
 from alphamoe_sanitizer_replays.reports.records import ReplayEntry, SanitizeReport
 from alphamoe_sanitizer_replays.results import ControlReport
-
-# What XML 1.0 cannot hold, however it is escaped.
-_UNWRITABLE = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def junit_xml(report: SanitizeReport) -> str:
@@ -38,14 +35,11 @@ def junit_xml(report: SanitizeReport) -> str:
             counts[name] = len(suite.findall(f"testcase/{tag}"))
         for name, count in counts.items():
             suite.set(name, str(count))
-    for name in ("tests", "failures", "errors", "skipped"):
-        root.set(name, str(sum(int(suite.get(name, "0")) for suite in root)))
-    ElementTree.indent(root)
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+    return document(root)
 
 
 def _suite(root: ElementTree.Element, name: str) -> ElementTree.Element:
-    return ElementTree.SubElement(root, "testsuite", name=_clean(name))
+    return ElementTree.SubElement(root, "testsuite", name=xml_text(name))
 
 
 def _entry(suite: ElementTree.Element, entry: ReplayEntry) -> None:
@@ -73,23 +67,19 @@ def _controls(root: ElementTree.Element, controls: ControlReport) -> None:
             for element in case.findall("error"):
                 case.remove(element)
             told = f"not covered by {controls.tool}: {outcome.mechanism}"
-            ElementTree.SubElement(case, "skipped", message=_clean(told)).text = _clean(outcome.reason)
+            ElementTree.SubElement(case, "skipped", message=xml_text(told)).text = xml_text(outcome.reason)
 
 
 def _case(
     suite: ElementTree.Element, group: str, name: str, verdict: Verdict, reason: str, text: str, wall_s: float
 ) -> ElementTree.Element:
     case = ElementTree.SubElement(
-        suite, "testcase", classname=_clean(group), name=_clean(name), time=f"{max(wall_s, 0.0):.3f}"
+        suite, "testcase", classname=xml_text(group), name=xml_text(name), time=f"{max(wall_s, 0.0):.3f}"
     )
     if verdict is Verdict.PASS:
-        ElementTree.SubElement(case, "system-out").text = _clean(text)
+        ElementTree.SubElement(case, "system-out").text = xml_text(text)
     else:
         kind = "failure" if verdict is Verdict.FAIL else "error"
-        element = ElementTree.SubElement(case, kind, type=verdict.value, message=_clean(reason))
-        element.text = _clean(text)
+        element = ElementTree.SubElement(case, kind, type=verdict.value, message=xml_text(reason))
+        element.text = xml_text(text)
     return case
-
-
-def _clean(text: str) -> str:
-    return _UNWRITABLE.sub("\N{REPLACEMENT CHARACTER}", text)

@@ -5,38 +5,25 @@ from __future__ import annotations
 import msgspec
 
 from alphamoe_profiler.verdicts import Verdict, worst
-from alphamoe_sanitizer_replays.captures.records import GeometryRecord, LaunchInfo
+from alphamoe_sanitizer_replays.captures.records import Capture, CapturedCall
 from alphamoe_sanitizer_replays.results import ControlReport, Finding, OutputCheck
 
 REPORT_SCHEMA = "alphamoe-trace-sanitize-v1"
 
 
-class CaptureFacts(msgspec.Struct, frozen=True, kw_only=True):
+class CaptureFacts(CapturedCall, frozen=True, kw_only=True):
     """One capture as the report names it."""
 
     path: str
     """Relative to the run where the capture lies in one."""
-    plugin: str
-    symbols: tuple[str, ...]
-    rank: int
-    world_size: int | None = None
-    layer: int | None = None
-    M: int
-    execution: str = "eager"
-    forward_mode: str | None = None
-    step: int | None = None
-    callable: str | None = None
-    geometry: GeometryRecord | None = None
-    launch: LaunchInfo | None = None
-    bytes: int = 0
-    capture_s: dict[str, float] = {}
+    capture_s: dict[str, float] = msgspec.field(default_factory=dict)
     """``copy`` and ``write``, seconds, when it was captured."""
 
-    @property
-    def label(self) -> str:
-        """The capture in a few words: ``rank 0 layer 0 M 1``."""
-        where = f"layer {self.layer}" if self.layer is not None else (self.callable or self.plugin)
-        return f"rank {self.rank} {where} M {self.M}"
+    @classmethod
+    def of(cls, path: str, capture: Capture) -> CaptureFacts:
+        """Take what a report repeats of a capture."""
+        shared = {name: getattr(capture, name) for name in CapturedCall.__struct_fields__}
+        return cls(path=path, capture_s=capture.wall_s, **shared)
 
 
 class ReplayEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,10 +106,6 @@ class SanitizeReport(msgspec.Struct, frozen=True, kw_only=True):
     def exit_code(self) -> int:
         """As a gate's: 0 PASS, 1 FAIL, 2 CONFIG_ERROR, 3 INCONCLUSIVE."""
         return self.verdict.exit_code
-
-    def of_capture(self, path: str, variant: str | None) -> tuple[ReplayEntry, ...]:
-        """Give the entries of one capture and variant, in the order of the tools."""
-        return tuple(entry for entry in self.entries if entry.capture == path and entry.variant == variant)
 
 
 def overall(entries: tuple[ReplayEntry, ...], expected: int, trouble: str = "") -> tuple[Verdict, str]:

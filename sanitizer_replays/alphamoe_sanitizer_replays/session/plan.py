@@ -198,21 +198,4 @@ def _planned(stored: StoredCapture, options: SessionOptions, run: Path | None) -
     place = stored.path
     if run is not None and place.resolve().is_relative_to(run.resolve()):
         place = place.resolve().relative_to(run.resolve())
-    facts = CaptureFacts(
-        path=place.as_posix(),
-        plugin=capture.plugin,
-        symbols=capture.symbols,
-        rank=capture.rank,
-        world_size=capture.world_size,
-        layer=capture.layer,
-        M=capture.M,
-        execution=capture.execution,
-        forward_mode=capture.forward_mode,
-        step=capture.step,
-        callable=capture.callable,
-        geometry=capture.geometry,
-        launch=capture.launch,
-        bytes=capture.bytes,
-        capture_s=capture.wall_s,
-    )
-    return PlannedCapture(stored, facts, plugin, tuple(dict.fromkeys(wanted)))
+    return PlannedCapture(stored, CaptureFacts.of(place.as_posix(), capture), plugin, tuple(dict.fromkeys(wanted)))

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import msgspec
 
+from alphamoe_profiler.run_identity import utc_now
+from alphamoe_sanitizer_replays.controls.judge import ControlRun
 from alphamoe_sanitizer_replays.controls.session import ControlSession
-from alphamoe_sanitizer_replays.controls.table import ControlRun
 from alphamoe_sanitizer_replays.replays.job import ReplayInputs, prepare_inputs, run_replay
 from alphamoe_sanitizer_replays.reports.records import ReplayEntry, SanitizeReport, overall
 from alphamoe_sanitizer_replays.reports.scope import scope_sentence
@@ -105,7 +106,7 @@ def run_session(options: SessionOptions, plan: Plan, folder: Path, told: Told = 
         interrupted=session.interrupted,
         controls_wall_s=session.controls_wall_s,
         wall_s=time.monotonic() - began_s,
-        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        created=utc_now(),
     )
 
 

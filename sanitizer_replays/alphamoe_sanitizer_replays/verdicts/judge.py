@@ -27,7 +27,6 @@ _KERNEL_FAILED = re.compile(
 class ToolVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """What one run under one tool came to."""
 
-    tool: str
     target: Verdict
     """Of the kernel under test."""
     whole: Verdict
@@ -44,7 +43,6 @@ class ToolVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """In the kernel under test, allowed ones included."""
     other_findings: tuple[Finding, ...] = ()
     """In other kernels, of the tool itself, and those that nothing places."""
-    api_findings: tuple[Finding, ...] = ()
     api_errors: int = 0
     """Failed host calls that the tool printed. They are part of its error total."""
     found: int = 0
@@ -99,7 +97,6 @@ def judge(
     else:
         target, settled = Verdict.PASS, "all conditions"
     return ToolVerdict(
-        tool=run.tool,
         target=target,
         whole=worst([target, Verdict.FAIL if elsewhere else target]),
         reasons=tuple(
@@ -110,7 +107,6 @@ def judge(
         allowed_by=tuple(dict.fromkeys(entry for _, entry in sorted_findings.allowed)),
         target_findings=tuple(sorted_findings.target),
         other_findings=(*sorted_findings.others, *sorted_findings.unplaced, *sorted_findings.internal),
-        api_findings=tuple(sorted_findings.api),
         api_errors=sum(finding.shown for finding in sorted_findings.api),
         found=0 if run.log is None else _found(run.log),
         shown=0 if run.log is None else run.log.shown,
@@ -218,7 +214,6 @@ def _judge_plain(run: ToolRun, capture: Capture, output: OutputCheck | None) -> 
     open_questions = [*evidence_problems(run, capture.symbols), *_of_output(output)]
     target = Verdict.FAIL if failed else Verdict.INCONCLUSIVE if open_questions else Verdict.PASS
     return ToolVerdict(
-        tool=run.tool,
         target=target,
         whole=target,
         reasons=tuple(reason[:MAX_REASON] for reason in (*failed, *open_questions)),
