@@ -310,7 +310,7 @@ def test_a_damaged_capture_is_named_and_the_session_no_pass(
     [
         (["--tool", "nocheck"], "there is no such tool"),
         (["--M", "7"], "no capture passes"),
-        (["--ranks", "x"], "is no number"),
+        (["--ranks", "x"], "--ranks is a number"),
         (["--variants", "t9"], "no capture's kernel has it"),
         (["--timeout", "0"], "is no time"),
         (["--source", "none.cu"], "no such file"),

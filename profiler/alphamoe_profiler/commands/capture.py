@@ -44,7 +44,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--m-from", default="", metavar="ARG:DIM", help="where M is read (default: first tensor, dimension 0)"
     )
-    what.add_argument("--rank", default="all", metavar="R", help="all (default), last, or numbers as in 0+3")
+    what.add_argument("--rank", default="all", metavar="R", help="all (default), last, a number, or several as in 0+3")
     what.add_argument("--when", type=Path, metavar="FILE", help="take calls only while FILE exists")
     how = parser.add_argument_group("how it is replayed")
     how.add_argument("--plugin", metavar="NAME", help="replay plug-in (default: callable or torch_op)")

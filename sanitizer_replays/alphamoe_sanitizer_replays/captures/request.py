@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from alphamoe_profiler.run_records import RunInfo
+from alphamoe_sanitizer_replays.captures.selection import Which, among, parse_which
 from alphamoe_tracers.errors import UsageError
 from alphamoe_tracers.records import EXECUTIONS, ForwardMode, Purpose
 
@@ -19,9 +20,6 @@ EXAMPLES = "--capture layer=0,M=1, --capture rank=all,layer=last,M=prefill, --ca
 KEYS = ("layer", "M", "rank", "execution", "every", "purpose")
 WARM_UP_MS = (8, 1)
 """M of the engine's own rehearsals on a CPU; on a GPU it also rehearses the longest prompt."""
-
-_NUMBERS = re.compile(r"(?:[0-9]{1,6}|last)(?:\+(?:[0-9]{1,6}|last))*\Z")
-Which = tuple[int | Literal["last"], ...] | Literal["all"]
 
 
 @dataclass(frozen=True)
@@ -39,11 +37,11 @@ class CaptureRequest:
 
     def of_rank(self, rank: int, world_size: int) -> bool:
         """Say whether this rank captures anything."""
-        return _among(rank, self.ranks, world_size)
+        return among(rank, self.ranks, world_size)
 
     def matches(self, layer: int, layers: int, M: int, forward_mode: ForwardMode, purpose: Purpose) -> bool:
         """Say whether one eager dispatch is among those asked for, whatever was captured before."""
-        if purpose != self.purpose or not _among(layer, self.layers, layers):
+        if purpose != self.purpose or not among(layer, self.layers, layers):
             return False
         if isinstance(self.M, int):
             return self.M == M
@@ -87,9 +85,9 @@ def parse_capture(text: str) -> CaptureRequest:
         raise UsageError(f"--capture {text!r}: no purpose {purpose!r}", f"the purposes are {', '.join(purposes)}")
     return CaptureRequest(
         text=text,
-        layers=_which(text, "layer", found.get("layer", "all")),
+        layers=parse_which(found.get("layer", "all"), f"--capture {text!r}: layer"),
         M=_rows(text, found.get("M", "all")),
-        ranks=_which(text, "rank", found.get("rank", "all")),
+        ranks=parse_which(found.get("rank", "all"), f"--capture {text!r}: rank"),
         every="bucket" if every else None,
         purpose=purposes[purpose],
     )
@@ -175,19 +173,7 @@ def _chosen(text: str, what: str, which: Which, count: int) -> list[int]:
         outside = [item for item in which if item != "last" and item >= count]
         if outside:
             raise UsageError(f"--capture {text!r}: no {what} {outside[0]}", f"the run has {what}s 0 to {count - 1}")
-    return [item for item in range(count) if _among(item, which, count)]
-
-
-def _among(item: int, which: Which, count: int) -> bool:
-    return which == "all" or item in which or (item == count - 1 and "last" in which)
-
-
-def _which(text: str, what: str, value: str) -> Which:
-    if value == "all":
-        return "all"
-    if not _NUMBERS.match(value):
-        raise UsageError(f"--capture {text!r}: {what} is a number, last, all, or 0+last, not {value!r}")
-    return tuple("last" if part == "last" else int(part) for part in value.split("+"))
+    return [item for item in range(count) if among(item, which, count)]
 
 
 def _rows(text: str, value: str) -> int | Literal["decode", "prefill", "all"]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from alphamoe_sanitizer_replays.captures.selection import among, parse_which
 from alphamoe_tracers.errors import UsageError
 
 PREFIX = "ALPHAMOE_CAPTURE_"
@@ -54,7 +55,7 @@ class HookSettings:
     m_from: tuple[str, int] | None = None
     """Argument (name, or position) and dimension that give M; null: the first tensor's first dimension."""
     ranks: str = "all"
-    """``all``, ``last`` or numbers joined by ``+``."""
+    """``all``, ``last``, a number, or several as in ``0+last``."""
     plugin: str | None = None
     """Replay plug-in written into the captures; null: ``callable`` or ``torch_op``."""
     symbols: tuple[str, ...] = ()
@@ -87,16 +88,11 @@ class HookSettings:
             raise UsageError(f"--first {self.first}: take one call or more")
         if self.max_bytes < 1:
             raise UsageError(f"--max-bytes {self.max_bytes}: nothing fits into that")
-        if self.ranks not in ("all", "last") and not re.match(r"[0-9]+(\+[0-9]+)*\Z", self.ranks):
-            raise UsageError(f"--rank {self.ranks!r} is unknown", "all, last, or numbers joined by +, as in 0+3")
+        parse_which(self.ranks, "--rank")
 
     def wants_rank(self, rank: int, world_size: int | None) -> bool:
         """Whether calls of this rank are taken; a process of unknown world size is its own last rank."""
-        if self.ranks == "all":
-            return True
-        if self.ranks == "last":
-            return rank == (world_size or rank + 1) - 1
-        return rank in {int(part) for part in self.ranks.split("+")}
+        return among(rank, parse_which(self.ranks, "--rank"), world_size or rank + 1)
 
     def to_environment(self) -> dict[str, str]:
         """Give the variables that :func:`from_environment` reads back."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from alphamoe_sanitizer_replays.captures.records import Capture
+from alphamoe_sanitizer_replays.captures.selection import Which, among, parse_which
 from alphamoe_sanitizer_replays.captures.store import StoredCapture, find_captures, open_capture
 from alphamoe_sanitizer_replays.plugins.protocol import ReplayPlugin, find_plugin
 from alphamoe_sanitizer_replays.reports.records import CaptureFacts
@@ -143,15 +144,14 @@ def _chosen(captures: list[Capture], options: SessionOptions) -> set[int]:
     worlds = [capture.world_size for capture in captures if capture.world_size is not None]
     last_rank = max([*(world - 1 for world in worlds), *(capture.rank for capture in captures)], default=0)
     last_layer = max((capture.layer for capture in captures if capture.layer is not None), default=0)
-    ranks = _numbers(options.ranks, "--ranks", last_rank)
-    layers = _numbers(options.layers, "--layers", last_layer)
-    Ms = _numbers(options.Ms, "--M", max((capture.M for capture in captures), default=0))
+    last_M = max((capture.M for capture in captures), default=0)
+    ranks, layers, Ms = _which(options.ranks, "--ranks"), _which(options.layers, "--layers"), _which(options.Ms, "--M")
     chosen = {
         id(capture)
         for capture in captures
-        if (ranks is None or capture.rank in ranks)
-        and (layers is None or capture.layer in layers)
-        and (Ms is None or capture.M in Ms)
+        if among(capture.rank, ranks, last_rank + 1)
+        and among(capture.layer, layers, last_layer + 1)
+        and among(capture.M, Ms, last_M + 1)
     }
     if not chosen:
         there = "; ".join(dict.fromkeys(capture.label for capture in captures))
@@ -159,19 +159,9 @@ def _chosen(captures: list[Capture], options: SessionOptions) -> set[int]:
     return chosen
 
 
-def _numbers(words: Sequence[str], option: str, last: int) -> set[int] | None:
-    """Read a filter; null for all."""
-    numbers: set[int] = set()
-    for word in _words(words):
-        if word == "all":
-            return None
-        if word == "last":
-            numbers.add(last)
-        elif word.isascii() and word.isdigit():
-            numbers.add(int(word))
-        else:
-            raise UsageError(f"{option} {word!r} is no number", "numbers, last or all")
-    return numbers
+def _which(words: Sequence[str], option: str) -> Which:
+    names = _words(words)
+    return "all" if "all" in names else parse_which("+".join(names), option)
 
 
 def _words(words: Sequence[str]) -> list[str]:
