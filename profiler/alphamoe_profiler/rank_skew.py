@@ -124,13 +124,13 @@ def rank_marks(own: AttributedKernels) -> RankMarks:
 
 
 def compare_ranks(bundle: RunBundle, marks: Sequence[RankMarks]) -> RankSkew | None:
-    """Compare the ranks of one run; None where there is one rank only.
+    """Compare the ranks of one run; None where there is one rank only, or no timed kernel on any.
 
     Args:
         bundle: what the marks were taken from.
         marks: one a rank.
     """
-    if bundle.world_size < 2:
+    if bundle.world_size < 2 or not any(len(own.steps) for own in marks):
         return None
     records = [record for rank in bundle.ranks if (record := readable_rank_file(bundle, rank)) is not None]
     reduces = tuple(row for own in marks for row in _all_reduces(own))

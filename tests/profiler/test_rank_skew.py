@@ -167,6 +167,11 @@ def test_one_rank_has_no_skew(tmp_path: Path) -> None:
     assert "Skew" not in printed(report)
 
 
+def test_ranks_without_any_kernel_have_no_skew(tmp_path: Path) -> None:
+    """That nothing was recorded is told already."""
+    assert inspected(tmp_path, lambda content: content.drop(list(content.kernels))).skew is None
+
+
 def test_the_report_prints_medians_and_symbols(tmp_path: Path) -> None:
     """Microseconds and milliseconds, as the columns say."""
     lines = printed(inspected(tmp_path)).splitlines()
