@@ -86,7 +86,10 @@ PROMPT = ["--prompt", "text:hi"]
     ("words", "expected"),
     [
         (["shwo"], "did you mean 'show'"),
-        (["xyzzy"], "the commands are trace, show, import, gate, selftest, dashboard, capture, replay, sanitize, doctor"),
+        (
+            ["xyzzy"],
+            "the commands are trace, show, import, gate, selftest, dashboard, capture, replay, sanitize, doctor",
+        ),
         (["--ranks", "4"], "a run needs a prompt"),
         (["--ranks", "0", *PROMPT], "--ranks must be at least 1, not 0"),
         (["--ranks", "-2", *PROMPT], "--ranks must be at least 1, not -2"),
