@@ -14,14 +14,8 @@ from torch import Tensor
 
 from alphamoe_sanitizer_replays.captures import store as capture_store
 from alphamoe_sanitizer_replays.captures.records import Capture, TensorInfo, TensorRole
-from alphamoe_sanitizer_replays.captures.store import (
-    bytes_of,
-    check_room,
-    find_captures,
-    open_capture,
-    tensor_sha256,
-    write_capture,
-)
+from alphamoe_sanitizer_replays.captures.store import check_room, find_captures, open_capture, write_capture
+from alphamoe_sanitizer_replays.captures.tensors import bytes_of, save_tensors, tensor_sha256, typed
 from alphamoe_tracers.errors import AlphaMoEError, EvidenceError, UsageError
 
 
@@ -313,7 +307,7 @@ def test_outputs_of_a_dtype_that_the_format_has_not_come_back_typed(tmp_path: Pa
 
     value = torch.view_as_complex(torch.arange(8.0).reshape(2, 2, 2))
     info = TensorInfo(name="out", role="output", dtype="complex64", shape=(2, 2), sha256="0" * 64, file=None)
-    capture_store.save_tensors(tmp_path / "o.safetensors", {"out": value})
+    save_tensors(tmp_path / "o.safetensors", {"out": value})
     found = load_file(tmp_path / "o.safetensors")["out"]
-    assert torch.equal(capture_store.typed(found, info), value)
-    assert capture_store.typed(found[1:], info).dtype == torch.uint8
+    assert torch.equal(typed(found, info), value)
+    assert typed(found[1:], info).dtype == torch.uint8

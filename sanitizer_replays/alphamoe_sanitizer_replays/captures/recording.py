@@ -24,12 +24,8 @@ from alphamoe_sanitizer_replays.captures.records import (
     TensorRole,
 )
 from alphamoe_sanitizer_replays.captures.request import CaptureRequest, estimate
-from alphamoe_sanitizer_replays.captures.store import (
-    check_room,
-    find_captures,
-    tensor_sha256,
-    write_capture,
-)
+from alphamoe_sanitizer_replays.captures.store import check_room, find_captures, write_capture
+from alphamoe_sanitizer_replays.captures.tensors import tensor_sha256
 from alphamoe_tracers.errors import AlphaMoEError
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ of their own, named by their content, which captures of the same layer and rank 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
 import os
@@ -23,6 +22,14 @@ import msgspec
 
 from alphamoe_profiler.bundle_files import decode_json, encode_json, read_json, replacing
 from alphamoe_sanitizer_replays.captures.records import CAPTURE_SCHEMA, Capture, TensorInfo, TensorRole
+from alphamoe_sanitizer_replays.captures.tensors import (
+    NATIVE_DTYPES,
+    bytes_of,
+    on_host,
+    raw_bytes,
+    save_tensors,
+    tensor_sha256,
+)
 from alphamoe_tracers.errors import AlphaMoEError, EvidenceError, UsageError
 
 if TYPE_CHECKING:
@@ -40,29 +47,6 @@ _SCHEMA = re.compile(r"alphamoe-trace-capture-v([1-9][0-9]{0,5})\Z")
 _FILE = re.compile(r"tensors\.safetensors\Z|(\.\./)?weights-[0-9a-f]{12}\.safetensors\Z")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _DAMAGED = "the capture is damaged; record it again"
-# Everything else is stored as plain bytes; capture.json has the dtype and shape.
-_NATIVE = frozenset(
-    [
-        "float64",
-        "float32",
-        "float16",
-        "bfloat16",
-        "float8_e4m3fn",
-        "float8_e5m2",
-        "int64",
-        "int32",
-        "int16",
-        "int8",
-        "uint8",
-        "bool",
-    ]
-)
-
-
-def bytes_of(tensors: Mapping[str, Tensor | tuple[TensorRole, Tensor]]) -> int:
-    """Return the bytes that the tensors of a capture take on disk, headers left out."""
-    values = [value[1] if isinstance(value, tuple) else value for value in tensors.values()]
-    return sum(value.numel() * value.element_size() for value in values)
 
 
 def check_room(directory: Path, needed_bytes: int) -> None:
@@ -87,66 +71,6 @@ def check_room(directory: Path, needed_bytes: int) -> None:
             f"a capture of {needed_bytes} bytes does not fit on the disk of {place}, which has {free} bytes free",
             f"{ROOM_KEPT_BYTES >> 20} MiB are kept free; capture fewer layers or M, or leave out --capture-weights",
         )
-
-
-def typed(tensor: Tensor, info: TensorInfo) -> Tensor:
-    """Give what :func:`save_tensors` wrote as plain bytes its recorded dtype and shape; any other tensor as it is."""
-    import torch
-
-    dtype = getattr(torch, info.dtype, None)
-    if info.dtype in _NATIVE or tensor.dtype != torch.uint8 or not isinstance(dtype, torch.dtype):
-        return tensor
-    fits = tensor.dim() == 1 and tensor.numel() == dtype.itemsize * math.prod(info.shape)
-    return tensor.view(dtype).reshape(info.shape) if fits else tensor
-
-
-def tensor_sha256(tensor: Tensor) -> str:
-    """Return the SHA-256 of a tensor's bytes in C order, in hexadecimal; the tensor may be on a device."""
-    return hashlib.sha256(raw_bytes(_host(tensor)).numpy().data).hexdigest()
-
-
-def raw_bytes(tensor: Tensor) -> Tensor:
-    """View a contiguous tensor as its bytes, uint8 [n]: any dtype, and a NaN is equal to itself."""
-    import torch
-
-    return tensor.reshape(-1).view(torch.uint8)
-
-
-def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write one safetensors file, whole or not at all.
-
-    Tensors are on the host. Those that share memory are told apart first, as the format asks; dtypes that it
-    does not have are written as plain bytes.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    from safetensors.torch import save_file
-
-    seen: set[int] = set()
-    ready = {}
-    for name, tensor in tensors.items():
-        native = str(tensor.dtype).removeprefix("torch.") in _NATIVE
-        value = tensor.detach().contiguous()
-        value = value if native else raw_bytes(value)
-        place = value.untyped_storage().data_ptr()
-        ready[name] = value.clone() if place in seen else value
-        seen.add(place)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    os.close(handle)
-    try:
-        save_file(ready, temporary)
-        with Path(temporary).open("rb") as stream:
-            os.fsync(stream.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException as failure:
-        with contextlib.suppress(OSError):
-            Path(temporary).unlink(missing_ok=True)
-        # safetensors tells a full disk in an exception of its own.
-        if type(failure).__name__ == "SafetensorError":
-            raise OSError(f"{path.name} could not be written: {failure}") from failure
-        raise
 
 
 def write_capture(
@@ -186,7 +110,7 @@ def write_capture(
     if both := sorted(set(tensors) & set(weights)):
         raise UsageError(f"{directory}: {both[0]} is both a weight and a tensor of the call")
     started_s = time.monotonic()
-    stored = {name: _host(tensor) for name, (_, tensor) in tensors.items()}
+    stored = {name: on_host(tensor) for name, (_, tensor) in tensors.items()}
     copied_s = time.monotonic()
     infos = [_info(name, role, stored[name], TENSORS_FILE) for name, (role, _) in tensors.items()]
     hashes = dict(weights_sha256) if weights_sha256 is not None and set(weights_sha256) >= set(weights) else None
@@ -209,7 +133,7 @@ def write_capture(
         if file is not None and weights_directory is not None:
             place = temporary if not prefix else weights_directory
             if not shared:
-                save_tensors(place / file, {name: _host(tensor) for name, tensor in weights.items()})
+                save_tensors(place / file, {name: on_host(tensor) for name, tensor in weights.items()})
         walls = {"copy": copied_s - started_s, "write": time.monotonic() - copied_s}
         written = msgspec.structs.replace(
             capture, tensors=tuple(infos), bytes=total, wall_s={**walls, **capture.wall_s}
@@ -264,7 +188,9 @@ class StoredCapture:
         raw = raw_bytes(tensor)
         if not isinstance(dtype, torch.dtype):
             raise EvidenceError(f"{self.path}: {name} is of the dtype {info.dtype!r}, which torch does not know")
-        if raw.numel() != dtype.itemsize * math.prod(info.shape) or (info.dtype in _NATIVE and tensor.dtype != dtype):
+        if raw.numel() != dtype.itemsize * math.prod(info.shape) or (
+            info.dtype in NATIVE_DTYPES and tensor.dtype != dtype
+        ):
             raise EvidenceError(f"{path}: {name} is not {info.dtype} {list(info.shape)} as recorded", _DAMAGED)
         found = hashlib.sha256(raw.numpy().data).hexdigest()
         if found != info.sha256:
@@ -361,7 +287,3 @@ def _info(name: str, role: TensorRole, tensor: Tensor, file: str | None, sha256:
 def _digest(hashes: Mapping[str, str]) -> str:
     text = "\n".join(f"{name}={hashes[name]}" for name in sorted(hashes))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def _host(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from alphamoe_profiler.run_identity import utc_now
 from alphamoe_sanitizer_replays.captures.call_tree import CallTree, encode_call, encode_result
 from alphamoe_sanitizer_replays.captures.records import Capture
-from alphamoe_sanitizer_replays.captures.store import bytes_of, check_room, raw_bytes, write_capture
+from alphamoe_sanitizer_replays.captures.store import check_room, write_capture
+from alphamoe_sanitizer_replays.captures.tensors import bytes_of, raw_bytes
 from alphamoe_tracers.errors import AlphaMoEError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alphamoe_sanitizer_replays.captures.call_tree import decode, encode_result, layouts
-from alphamoe_sanitizer_replays.captures.store import raw_bytes
+from alphamoe_sanitizer_replays.captures.tensors import raw_bytes
 from alphamoe_sanitizer_replays.hooks.call_record import AFTER
 from alphamoe_sanitizer_replays.plugins.materialise import load_stored
 from alphamoe_sanitizer_replays.plugins.protocol import PreparedReplay

@@ -9,7 +9,8 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from alphamoe_sanitizer_replays.captures.store import StoredCapture, tensor_sha256
+from alphamoe_sanitizer_replays.captures.store import StoredCapture
+from alphamoe_sanitizer_replays.captures.tensors import tensor_sha256
 from alphamoe_tracers.errors import AlphaMoEError, EvidenceError
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from alphamoe_sanitizer_replays.captures.store import bytes_of, check_room, save_tensors, tensor_sha256, typed
+from alphamoe_sanitizer_replays.captures.store import check_room
+from alphamoe_sanitizer_replays.captures.tensors import bytes_of, save_tensors, tensor_sha256, typed
 from alphamoe_sanitizer_replays.plugins.protocol import CompilesAhead, ReplayPlugin, find_plugin
 from alphamoe_sanitizer_replays.replays.spec import ReplaySpec, TensorPlace, child_argv, write_spec
 from alphamoe_sanitizer_replays.results import OutputCheck, ReplayResult, Tool, ToolRun

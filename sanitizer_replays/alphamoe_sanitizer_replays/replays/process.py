@@ -22,7 +22,7 @@ import msgspec
 
 from alphamoe_profiler.bundle_files import replacing
 from alphamoe_sanitizer_replays.captures.records import Capture
-from alphamoe_sanitizer_replays.captures.store import save_tensors
+from alphamoe_sanitizer_replays.captures.tensors import save_tensors
 from alphamoe_sanitizer_replays.plugins.protocol import PreparedReplay, find_plugin
 from alphamoe_sanitizer_replays.replays.spec import SPAWNED_VARIABLE, ReplaySpec, TensorPlace, read_spec
 from alphamoe_sanitizer_replays.results import ReplayResult
