@@ -25,7 +25,6 @@ from alphamoe_sanitizer_replays.controls.table import (
     control_jobs,
 )
 from alphamoe_sanitizer_replays.reports import scope
-from alphamoe_sanitizer_replays.reports.records import CaptureFacts
 from alphamoe_sanitizer_replays.results import TOOLS, Access, Finding, Summary, Tool, ToolLog, ToolRun
 
 TARGET = "kernel_alpha_moe_w8a8_up_down"
@@ -225,11 +224,10 @@ def test_a_control_process_imports_no_torch() -> None:
 def test_gaps_are_those_of_the_mechanisms_that_the_variant_uses() -> None:
     """A kernel that is not known may use any mechanism."""
     report = judge_controls("racecheck", tuple(good_runs(missed="cluster_memory")), (TARGET,))
-    ours = CaptureFacts(path="c", plugin="alphamoe_w8a8", symbols=(TARGET,), rank=0, world_size=1, layer=0, M=1)
-    other = msgspec.structs.replace(ours, plugin="triton_stock")
     gap = ("distributed shared memory by racecheck",)
-    assert scope.not_covered(ours, "t8_c8", [report]) == gap
-    assert scope.not_covered(ours, "t64_w", [report]) == ()
-    assert scope.not_covered(other, None, [report]) == gap
-    used = frozenset().union(*(scope.mechanisms_used("alphamoe_w8a8", name) for name in ("t8_c8", "t64_w")))
-    assert used < {control.mechanism for control in CONTROLS}
+    used = scope.mechanisms_used
+    assert scope.not_covered(used("alphamoe_w8a8", "t8_c8"), [report]) == gap
+    assert scope.not_covered(used("alphamoe_w8a8", "t64_w"), [report]) == ()
+    assert scope.not_covered(used("triton_stock", None), [report]) == gap
+    ours = frozenset().union(*(used("alphamoe_w8a8", name) for name in ("t8_c8", "t64_w")))
+    assert ours < {control.mechanism for control in CONTROLS}

@@ -1,57 +1,94 @@
-"""A sanitize session as markdown for a pull request or a step summary, which may hold no more than 1 MiB."""
+"""A sanitize session as markdown for a pull request or a step summary, which may hold no more than 1 MiB.
+
+What a reviewer reads first is open, the rest is folded away.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
+from alphamoe_profiler.printable import printable_line
 from alphamoe_profiler.verdicts import Verdict
 from alphamoe_sanitizer_replays.reports.lines import (
+    CONTROL_WORDS,
+    SCOPE_WORDS,
+    allow_blocks,
+    allowed_lines,
     control_lines,
-    counts_told,
-    entry_reasons,
-    finding_lines,
-    open_entries,
-    output_told,
-    seconds,
-    wall_lines,
+    open_groups,
+    wall_line,
 )
-from alphamoe_sanitizer_replays.reports.records import SanitizeReport, told
+from alphamoe_sanitizer_replays.reports.records import SanitizeReport
+from alphamoe_sanitizer_replays.reports.rows import ELSEWHERE, ELSEWHERE_WORDS, columns, rows
 
 MAX_BYTES = 1_000_000
 """A summary of more than 1 MiB is refused as a whole; other steps may write into it too."""
 _SIGN = {Verdict.PASS: "✅", Verdict.FAIL: "❌", Verdict.INCONCLUSIVE: "❔", Verdict.CONFIG_ERROR: "⚙️"}
 _CUT = "\n\n*The report was cut here. The JSON report holds everything.*\n"
+_MOST_OPEN = 8
+"""Rows of the table, and replays with words of their own, that are not folded away."""
 
 
 def markdown(report: SanitizeReport) -> str:
     """Return the report, cut at a line where it would pass ``MAX_BYTES``."""
     lines = [f"## {_SIGN[report.verdict]} {report.verdict.value}: sanitizer replays", "", _text(report.reason), ""]
-    lines += _list("Scope", report.scope)
-    if report.entries:
-        lines += [
-            "| capture | variant | tool | verdict | counted | output | wall |",
-            "|---|---|---|---|---|---|---|",
-        ]
-        for entry in report.entries:
-            cells = (entry.label, entry.variant or "-", entry.tool)
-            rest = (counts_told(entry), output_told(entry), seconds(entry.wall_s))
-            verdict = f"{_SIGN[entry.verdict]} {entry.verdict.value}"
-            lines.append(f"| {' | '.join(_text(cell) for cell in (*cells, verdict, *rest))} |")
-        lines.append("")
-    for entry in open_entries(report):
-        found = [*finding_lines(entry.findings), *(f"other: {o}" for o in finding_lines(entry.other_findings))]
-        lines += _list(told(entry), (*entry_reasons(entry), *found))
-    allowed = [f"{told(entry)}: {line}" for entry in report.entries for line in entry.allowed]
-    lines += _list("Allowed, and still in the totals", allowed)
-    lines += _list("Positive controls", [line for own in report.controls for line in control_lines(own)])
+    if any(entry.ran for entry in report.entries):
+        lines += [line for text in report.statement.split("\n") for line in (f"> {_text(text)}", "")]
+        lines += _table(report)
+    groups = open_groups(report)
+    opened = [line for title, own in groups for line in _list(title, own)]
+    lines += opened if len(groups) <= _MOST_OPEN else _folded("What is not clean", opened)
+    lines += _list("Allowed, and still in the totals", allowed_lines(report))
+    blocks = allow_blocks(report)
+    if blocks:
+        fenced = ["```toml", *(line for block in blocks for line in _block(block)), "```", ""]
+        lines += _folded("Entries of an allow-list, each to be given a reason", fenced)
     lines += _list("Notes", report.notes)
+    controls = [line for own in report.controls for line in control_lines(own)]
+    if controls:
+        lines += _folded("Positive controls", [*_items((*controls, CONTROL_WORDS)), ""])
+    if report.scope:
+        lines += _folded("Scope of each capture", [*_items((*report.scope, SCOPE_WORDS)), ""])
     tool = f"compute-sanitizer {report.tool_version}" if report.tool_version else "no compute-sanitizer"
-    lines += _list("Session", (f"{tool}; {report.device or 'no GPU'}", *wall_lines(report)))
+    lines.append(_text(f"{tool}; {report.device or 'no GPU'}. {wall_line(report)}"))
     return _within("\n".join(lines).rstrip() + "\n")
 
 
-def _list(title: str, lines: tuple[str, ...] | list[str]) -> list[str]:
-    return [f"### {_text(title)}", "", *(f"- {_text(line)}" for line in lines), ""] if lines else []
+def _table(report: SanitizeReport) -> list[str]:
+    names = ("capture", "variant", *columns(report))
+    every = rows(report)
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    for row in every:
+        cells = [
+            f"{_SIGN[cell.verdict]} {_text(cell.text)}" if cell.verdict else _text(cell.text) for cell in row.cells
+        ]
+        lines.append(f"| {' | '.join((_text(row.label), _text(row.variant), *cells))} |")
+    lines.append("")
+    if any(ELSEWHERE in cell.text for row in every for cell in row.cells):
+        lines += [_text(ELSEWHERE_WORDS), ""]
+    if len(every) <= _MOST_OPEN:
+        return lines
+    clean = sum(row.clean for row in every)
+    return _folded(f"{len(every)} captures, {clean} of them PASS in every column", lines)
+
+
+def _folded(title: str, lines: Iterable[str]) -> list[str]:
+    return ["<details>", f"<summary>{_text(title)}</summary>", "", *lines, "</details>", ""]
+
+
+def _list(title: str, lines: Iterable[str]) -> list[str]:
+    items = _items(lines)
+    return [f"### {_text(title)}", "", *items, ""] if items else []
+
+
+def _items(lines: Iterable[str]) -> list[str]:
+    return [f"- {_text(line)}" for line in lines]
+
+
+def _block(block: str) -> list[str]:
+    """Return lines of a fenced block: nothing in them can end it, or steer a terminal."""
+    return [*(printable_line(line).replace("```", "'''") for line in block.split("\n")), ""]
 
 
 def _within(text: str) -> str:
@@ -63,7 +100,9 @@ def _within(text: str) -> str:
 
 
 def _text(text: str) -> str:
-    """Return text in which nothing of a kernel's name is read as markup or as a mention."""
-    flat = " ".join(text.split())
+    """Return text in which nothing of a kernel's name is read as markup, a mention or a link, or steers a terminal."""
+    flat = printable_line(" ".join(text.split()))
     flat = flat.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`*_{}\[\]#|~@])", r"\\\1", flat)
+    flat = re.sub(r"([\\`*_{}\[\]#|~@])", r"\\\1", flat)
+    # GitHub makes links of bare addresses.
+    return re.sub(r"(?i)\b(https?|ftp)://", r"\1:&#47;&#47;", flat).replace("www.", "www&#46;")

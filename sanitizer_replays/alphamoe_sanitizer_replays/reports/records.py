@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from alphamoe_profiler.verdicts import Verdict, worst
@@ -18,12 +20,30 @@ class CaptureFacts(CapturedCall, frozen=True, kw_only=True):
     """Relative to the run where the capture lies in one."""
     capture_s: dict[str, float] = msgspec.field(default_factory=dict)
     """``copy`` and ``write``, seconds, when it was captured."""
+    variants: tuple[str, ...] = ()
+    """Every variant that the kernel has; empty: there is one, or the plug-in does not know."""
+    model_layers: int | None = None
+    """How many MoE layers the captured model has, where that is known."""
+    apart: str = ""
+    """What tells it from another capture of the session that would read alike: ``step 7``, ``call 1``, a run's id."""
 
     @classmethod
-    def of(cls, path: str, capture: Capture) -> CaptureFacts:
+    def of(cls, path: str, capture: Capture, model_layers: int | None = None) -> CaptureFacts:
         """Take what a report repeats of a capture."""
         shared = {name: getattr(capture, name) for name in CapturedCall.__struct_fields__}
-        return cls(path=path, capture_s=capture.wall_s, **shared)
+        if model_layers is None and capture.weights_from is not None:
+            model_layers = capture.weights_from.layers
+        return cls(path=path, capture_s=capture.wall_s, model_layers=model_layers, **shared)
+
+    @property
+    def label(self) -> str:
+        """The call in a few words, no two of a session alike."""
+        return f"{super().label} {self.apart}".rstrip()
+
+    @property
+    def kernel(self) -> str:
+        """What is under test: the symbols, or what was called where no symbol is known."""
+        return ", ".join(self.symbols) or self.callable or self.plugin
 
 
 class ReplayEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +77,8 @@ class ReplayEntry(msgspec.Struct, frozen=True, kw_only=True):
     api_errors: int = 0
     allowed: tuple[str, ...] = ()
     """Findings that an entry of the allow-list covers, with its reason. They stay in every total."""
+    allowed_until: str | None = None
+    """The last day, ISO 8601, on which none of those entries has expired."""
     notes: tuple[str, ...] = ()
     output: OutputCheck | None = None
     kernel_us: tuple[float, ...] = ()
@@ -70,9 +92,16 @@ class ReplayEntry(msgspec.Struct, frozen=True, kw_only=True):
     cubin_sha256: str | None = None
     source_differs: bool = False
     """The replayed kernel is not made from the source that was captured."""
+    command: str = ""
+    """What repeats this replay in a shell; the tool then reports to the terminal. Empty where nothing was run."""
     log_file: str | None = None
     """Relative to the report."""
     xml_file: str | None = None
+
+    @property
+    def ran(self) -> bool:
+        """Whether there was a process: an entry of a replay that was never made holds its reason alone."""
+        return self.log_file is not None or self.wall_s > 0.0
 
 
 class SanitizeReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,8 +111,10 @@ class SanitizeReport(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
     reason: str
     """One line. Never empty."""
-    scope: tuple[str, ...]
-    """Sentences that a pull request can quote: one for each capture and variant."""
+    statement: str = ""
+    """The session in one sentence that a pull request can quote, verdict first; one more for each further kernel."""
+    scope: tuple[str, ...] = ()
+    """The same for each capture and variant that was replayed."""
     run_id: str | None = None
     targets: tuple[str, ...]
     """Paths that the session was asked about."""
@@ -121,28 +152,57 @@ def overall(entries: tuple[ReplayEntry, ...], expected: int, trouble: str = "") 
     """
     failed = [entry for entry in entries if entry.verdict is Verdict.FAIL]
     if failed:
-        first = failed[0]
-        more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
-        return Verdict.FAIL, f"{told(first)}: {first.reasons[0] if first.reasons else 'a fault was found'}{more}"
+        return Verdict.FAIL, _first_of(failed)
     if trouble:
         return Verdict.INCONCLUSIVE, trouble
     if not entries and not expected:
         return Verdict.CONFIG_ERROR, "nothing was replayed"
-    verdict = worst(entry.verdict for entry in entries) if entries else Verdict.INCONCLUSIVE
     open_entries = [entry for entry in entries if entry.verdict is not Verdict.PASS]
     if open_entries:
-        first = next(entry for entry in open_entries if entry.verdict is verdict)
-        more = f", and {len(open_entries) - 1} more" if len(open_entries) > 1 else ""
-        return verdict, f"{told(first)}: {first.reasons[0] if first.reasons else 'nothing was proven'}{more}"
+        verdict = worst(entry.verdict for entry in open_entries)
+        worst_first = sorted(open_entries, key=lambda entry: entry.verdict is not verdict)
+        return verdict, _first_of(worst_first)
     if len(entries) < expected:
-        return Verdict.INCONCLUSIVE, f"{expected - len(entries)} of {expected} replays were not made"
-    tools = {entry.tool for entry in entries}
-    if tools == {"none"}:
+        return Verdict.INCONCLUSIVE, f"{expected - len(entries)} of {many(expected, 'replay')} were not made"
+    if {entry.tool for entry in entries} == {"none"}:
         # No tool looked, so nothing is known of races and memory.
-        return Verdict.PASS, f"{len(entries)} replays without a tool gave the captured output; nothing else was asked"
+        return (
+            Verdict.PASS,
+            f"{many(len(entries), 'replay')} without a tool gave the captured output, and no tool looked",
+        )
+    return Verdict.PASS, _what_passed(entries)
+
+
+def _first_of(entries: list[ReplayEntry]) -> str:
+    first = entries[0]
+    why = first.reasons[0] if first.reasons else "it does not say why"
+    more = f"; {many(len(entries) - 1, 'more replay')} not PASS" if len(entries) > 1 else ""
+    return f"{told(first)}: {why}{more}"
+
+
+def _what_passed(entries: tuple[ReplayEntry, ...]) -> str:
+    clean = sum(not entry.allowed and entry.whole is Verdict.PASS for entry in entries)
+    parts = [f"{many(clean, 'replay')} clean"] if clean else []
+    accepted = [entry for entry in entries if entry.allowed]
+    if accepted:
+        parts.append(f"{many(len(accepted), 'replay')} not clean, with {allowed_told(accepted)}")
     unclean = sum(entry.whole is not Verdict.PASS for entry in entries)
-    other = f"; {unclean} of them not clean outside the kernel under test" if unclean else ""
-    return Verdict.PASS, f"{len(entries)} replays clean, with the basic controls of every tool caught{other}"
+    if unclean:
+        parts.append(f"{many(unclean, 'replay')} with findings outside the kernel under test")
+    return f"{', '.join(parts)}; every tool caught its basic planted fault"
+
+
+def allowed_told(entries: Iterable[ReplayEntry]) -> str:
+    """Say what the allow-list accepted: ``1 finding allowed until 2027-01-31``."""
+    own = tuple(entries)
+    until = min((entry.allowed_until for entry in own if entry.allowed_until), default=None)
+    count = many(sum(len(entry.allowed) for entry in own), "finding")
+    return f"{count} allowed" + (f" until {until}" if until else "")
+
+
+def many(count: int, noun: str) -> str:
+    """Give a count with its noun: ``1 replay``, ``2 replays``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def told(entry: ReplayEntry) -> str:

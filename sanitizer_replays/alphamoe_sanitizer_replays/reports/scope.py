@@ -1,12 +1,20 @@
-"""The scope of a clean result as a sentence that a pull request can quote: what was looked at, and what was not."""
+"""What a session covered and what it did not, in sentences that a pull request can quote.
+
+One sentence tells the whole session, verdict first. Each capture and variant has one of its own besides. What is not
+covered is the same in all of them: what the session as a whole did not look at.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
+
+from alphamoe_profiler.verdicts import Verdict, worst
 from alphamoe_sanitizer_replays.controls.table import CONTROLS
-from alphamoe_sanitizer_replays.reports.records import CaptureFacts, ReplayEntry
-from alphamoe_sanitizer_replays.results import ControlReport
+from alphamoe_sanitizer_replays.reports.lines import counts_told
+from alphamoe_sanitizer_replays.reports.records import CaptureFacts, ReplayEntry, SanitizeReport, allowed_told, many
+from alphamoe_sanitizer_replays.results import TOOLS, ControlReport
 
 _ALWAYS = frozenset(
     {
@@ -31,6 +39,8 @@ _USED: Mapping[tuple[str, str], frozenset[str]] = {
     ("alphamoe_w8a8", "t32_c2"): _ALWAYS | _CLUSTER,
     ("alphamoe_w8a8", "t64_w"): _ALWAYS | _WGMMA,
 }
+_MOST_NAMED = 8
+_HASH_LETTERS = 12
 
 
 def mechanisms_used(plugin: str, variant: str | None) -> frozenset[str]:
@@ -38,9 +48,8 @@ def mechanisms_used(plugin: str, variant: str | None) -> frozenset[str]:
     return _USED.get((plugin, variant or ""), frozenset(control.mechanism for control in CONTROLS))
 
 
-def not_covered(facts: CaptureFacts, variant: str | None, controls: Iterable[ControlReport]) -> tuple[str, ...]:
-    """Say which mechanisms of a kernel a tool was meant to check and did not: ``warp sync by synccheck``."""
-    used = mechanisms_used(facts.plugin, variant)
+def not_covered(used: frozenset[str], controls: Iterable[ControlReport]) -> tuple[str, ...]:
+    """Say which of these mechanisms a tool was meant to check and did not: ``warp sync by synccheck``."""
     gaps: dict[str, list[str]] = {}
     for report in controls:
         for mechanism in report.not_covered:
@@ -49,65 +58,213 @@ def not_covered(facts: CaptureFacts, variant: str | None, controls: Iterable[Con
     return tuple(f"{mechanism} by {' and '.join(tools)}" for mechanism, tools in gaps.items())
 
 
-def scope_sentence(
-    facts: CaptureFacts,
-    variant: str | None,
-    entries: Iterable[ReplayEntry],
-    controls: Iterable[ControlReport],
-    layers: Iterable[int | None] = (),
-) -> str:
-    """Say what the entries of one capture and variant cover.
-
-    Args:
-        facts: the capture.
-        variant: of the kernel that was launched.
-        entries: one for each tool.
-        controls: the session's; they tell what each tool does not see.
-        layers: every layer that the session has captures of, so that "other layers" says which were looked at.
-    """
-    geometry = facts.geometry
-    shape = (
-        f", H{geometry.H}, I{geometry.I_local}, E{geometry.E}, k{geometry.top_k}, BM{geometry.block_m}"
-        if geometry is not None
-        else ""
+def with_scope(report: SanitizeReport) -> SanitizeReport:
+    """Return a report with its statement and its scope, made from everything else in it."""
+    by_kernel: dict[str, list[CaptureFacts]] = {}
+    for facts in report.captures:
+        by_kernel.setdefault(facts.kernel, []).append(facts)
+    kernels = [_Kernel(report, name, own) for name, own in by_kernel.items()]
+    if not any(entry.ran for entry in report.entries):
+        return msgspec.structs.replace(
+            report, statement=f"{report.verdict.value}: nothing was replayed: {report.reason}", scope=()
+        )
+    return msgspec.structs.replace(
+        report,
+        statement="\n".join(kernel.statement(alone=len(kernels) == 1) for kernel in kernels),
+        scope=tuple(sentence for kernel in kernels for sentence in kernel.sentences()),
     )
+
+
+class _Kernel:
+    """What a session did with one kernel."""
+
+    def __init__(self, report: SanitizeReport, name: str, captures: Sequence[CaptureFacts]) -> None:
+        self._report, self._name = report, name
+        facts = {own.path: own for own in captures}
+        self._entries = [entry for entry in report.entries if entry.capture in facts]
+        self._replays = {(entry.capture, entry.variant): facts[entry.capture] for entry in self._entries if entry.ran}
+        self._captures = tuple({id(own): own for own in self._replays.values()}.values())
+        self._not_covered = ", ".join(self._gaps())
+
+    def statement(self, *, alone: bool) -> str:
+        """Say what the session proved of this kernel.
+
+        Args:
+            alone: no other kernel was under test, so the session's verdict is this kernel's.
+        """
+        report = self._report
+        verdict = report.verdict if alone else worst(entry.verdict for entry in self._entries)
+        session = "" if verdict is report.verdict else f" (the session with other kernels: {report.verdict.value})"
+        tool = f"compute-sanitizer {report.tool_version or 'of unknown version'}" if report.controls else "no tool"
+        head = f"{self._name}{self._source()}, {report.device or 'no GPU'}, {tool}"
+        parts = [f"{', '.join((*self._found(), self._outputs()))}"]
+        outcomes = [outcome for own in report.controls for outcome in own.outcomes]
+        if outcomes:
+            caught = sum(outcome.caught for outcome in outcomes)
+            parts.append(f"{caught} of {many(len(outcomes), 'planted fault')} caught")
+        if verdict in (Verdict.INCONCLUSIVE, Verdict.CONFIG_ERROR):
+            parts.append(f"open: {report.reason}")
+        parts.append(f"not covered: {self._not_covered}")
+        return f"{verdict.value}{session}: {head}, {self._where()}: {'; '.join(parts)}"
+
+    def sentences(self) -> list[str]:
+        """Say the same of each capture and variant that was replayed."""
+        told = []
+        for (path, variant), facts in self._replays.items():
+            entries = [entry for entry in self._entries if (entry.capture, entry.variant) == (path, variant)]
+            verdict = worst(entry.verdict for entry in entries)
+            head = "" if verdict is Verdict.PASS else f"{verdict.value}: "
+            outputs = worst(
+                Verdict(entry.output.verdict) if entry.output is not None else Verdict.INCONCLUSIVE for entry in entries
+            )
+            results = "; ".join((*map(_result, entries), f"output {outputs.value}"))
+            told.append(f"{head}{_call(facts, variant)}; {results}; not covered: {self._not_covered}")
+        return told
+
+    def _source(self) -> str:
+        hashes = sorted({entry.source_sha256 for entry in self._entries if entry.source_sha256 is not None})
+        if not hashes:
+            return ""
+        other = ", not the captured one" if any(entry.source_differs for entry in self._entries) else ""
+        shown = " and ".join(own[:_HASH_LETTERS] for own in hashes)
+        return f" (source{'s' if len(hashes) > 1 else ''} {shown}{other})"
+
+    def _where(self) -> str:
+        """Say which dispatches: ``16 captured eager dispatches (all 4 ranks, layer 0 of 2, M 1 and 906, ...)``."""
+        captures, variants = self._captures, self._variants()
+        ranks, layers = _distinct(own.rank for own in captures), _distinct(own.layer for own in captures)
+        worlds, depths = {own.world_size for own in captures}, {own.model_layers for own in captures}
+        Ms = _distinct(own.M for own in captures)
+        parts = [_of_all("rank", ranks, worlds)]
+        if layers:
+            parts.append(_of_all("layer", layers, depths))
+        parts.append(f"M {_listed(Ms)}")
+        if variants:
+            parts.append(f"variant{'s' if len(variants) > 1 else ''} {_listed(variants)}")
+        combined = {(own.rank, own.layer, own.M, variant) for (_, variant), own in self._replays.items()}
+        if len(combined) < len(ranks) * max(1, len(layers)) * len(Ms) * max(1, len(variants)):
+            parts.append("not in every combination")
+        noun = "dispatch" if len(captures) == 1 else "dispatches"
+        return f"{len(captures):,} captured eager {noun} ({', '.join(parts)})"
+
+    def _variants(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(variant for _, variant in self._replays if variant is not None))
+
+    def _found(self) -> list[str]:
+        """Say what each tool found; those that are clean together."""
+        clean, told = [], []
+        for tool in self._report.tools:
+            entries = [entry for entry in self._entries if entry.tool == tool]
+            if tool == "none" or not entries:
+                continue
+            own = [self._of_tool(entries, verdict) for verdict in Verdict]
+            accepted = [entry for entry in entries if entry.allowed]
+            own += [allowed_told(accepted)] if accepted else []
+            said = [text for text in own if text]
+            if said:
+                told.append(f"{tool}: {' and '.join(said)}")
+            else:
+                clean.append(tool)
+        return [f"{_listed(clean)} clean", *told] if clean else told
+
+    @staticmethod
+    def _of_tool(entries: list[ReplayEntry], verdict: Verdict) -> str:
+        mine = [entry for entry in entries if entry.verdict is verdict]
+        if not mine:
+            return ""
+        where = f"in {len(mine)} of {many(len(entries), 'replay')}"
+        if verdict is Verdict.PASS:
+            elsewhere = sum(entry.whole is not Verdict.PASS for entry in mine)
+            return f"findings in another kernel in {many(elsewhere, 'replay')}" if elsewhere else ""
+        if verdict is Verdict.FAIL:
+            found = sum(len(entry.findings) for entry in mine)
+            return f"{many(found, 'finding')} {where}" if found else f"FAIL {where}"
+        return f"{verdict.value} {where}"
+
+    def _outputs(self) -> str:
+        checks = [entry.output.verdict if entry.output is not None else "INCONCLUSIVE" for entry in self._entries]
+        if "FAIL" in checks:
+            return f"output wrong in {checks.count('FAIL')} of {many(len(checks), 'replay')}"
+        return "outputs not all compared" if "INCONCLUSIVE" in checks else "outputs right"
+
+    def _gaps(self) -> list[str]:
+        """Say what the session did not look at."""
+        report, captures = self._report, self._captures
+        gaps = ["other M and inputs"]
+        known = dict.fromkeys(name for own in captures for name in own.variants)
+        left = [name for name in known if name not in self._variants()]
+        if left:
+            gaps.append(f"variant{'s' if len(left) > 1 else ''} {_listed(left)}")
+        gaps.append("CUDA graph replays")
+        gaps += _left("rank", (own.rank for own in captures), {own.world_size for own in captures})
+        layers = _distinct(own.layer for own in captures)
+        gaps += _left("layer", layers, {own.model_layers for own in captures}) if layers else ["other calls"]
+        idle = [tool for tool in TOOLS if tool not in report.tools]
+        if idle:
+            gaps.append(f"what {_listed(idle)} would find ({'no tool was' if len(idle) == len(TOOLS) else 'not'} run)")
+        used = [mechanisms_used(own.plugin, variant) for (_, variant), own in self._replays.items()]
+        gaps += not_covered(frozenset().union(*used), report.controls)
+        return [*gaps, "host API errors"]
+
+
+def _call(facts: CaptureFacts, variant: str | None) -> str:
+    """Name one dispatch: ``M1, H2048, I128, E512, k10, BM8, rank 0, layer 0, t8_c8``."""
+    own = facts.geometry
+    shape = f", H{own.H}, I{own.I_local}, E{own.E}, k{own.top_k}, BM{own.block_m}" if own is not None else ""
     where = f"layer {facts.layer}" if facts.layer is not None else (facts.callable or facts.plugin)
-    head = f"M{facts.M}{shape}, rank {facts.rank}, {where}, {variant or ', '.join(facts.symbols) or 'symbol unknown'}"
-    entries = tuple(entries)
-    results = [_result(entry) for entry in entries] or ["nothing was replayed"]
-    covered = ", ".join(str(layer) for layer in sorted({own for own in layers if own is not None}))
-    gaps = ["graph replays", _other_ranks(facts), f"layers other than {covered}" if covered else "other calls"]
-    gaps += not_covered(facts, variant, controls)
-    gaps.append("host API errors")
-    if all(entry.tool == "none" for entry in entries):
-        gaps.append("races and memory errors (no tool ran)")
-    return f"{head}; {'; '.join(results)}; not covered: {', '.join(gaps)}"
+    return f"M{facts.M}{shape}, rank {facts.rank}, {where}, {variant or facts.kernel}"
 
 
 def _result(entry: ReplayEntry) -> str:
-    allowed = f" ({len(entry.allowed)} allowed)" if entry.allowed else ""
-    open_told = "" if entry.verdict.value in ("PASS", "FAIL") else f" ({entry.verdict.value}, proves nothing)"
+    if not entry.ran:
+        return f"{entry.tool} not run"
     if entry.tool == "none":
-        verdict = entry.output.verdict if entry.output is not None else "not checked"
-        return f"no tool, output {verdict}"
-    errors, warnings = entry.errors, entry.warnings or 0
-    if errors is None:
-        found = "no count"
-    elif entry.tool == "racecheck":
-        hazards = entry.hazards if entry.hazards is not None else errors + warnings
-        found = f"{_many(hazards, 'hazard')}, {_many(warnings, 'warning')}"
-    else:
-        found = _many(errors, "error") + (f", {_many(warnings, 'warning')}" if warnings else "")
-    return f"{entry.tool} {found}{allowed}{open_told}"
+        return "no tool"
+    notes = [allowed_told([entry])] if entry.allowed else []
+    if entry.verdict is Verdict.INCONCLUSIVE:
+        notes.append("INCONCLUSIVE" if entry.errors or entry.hazards else "INCONCLUSIVE, proves nothing")
+    elif entry.verdict is Verdict.CONFIG_ERROR:
+        notes.append("its allow-list entry expired")
+    return f"{entry.tool} {counts_told(entry)}" + (f" ({', '.join(notes)})" if notes else "")
 
 
-def _other_ranks(facts: CaptureFacts) -> str:
-    world = facts.world_size
-    if world is None:
-        return "other ranks"
-    others = [str(rank) for rank in range(min(world, 64)) if rank != facts.rank]
-    return f"other ranks ({', '.join(others)})" if others else "other processes"
+def _of_all(noun: str, seen: Sequence[int], totals: set[int | None]) -> str:
+    """Say which of how many: ``all 4 ranks``, ``layers 0 and 1 of 48``, ``rank 0``."""
+    named = f"{noun}{'s' if len(seen) > 1 else ''} {_listed(seen)}"
+    total = _total(totals)
+    if total is None:
+        return named
+    return f"all {total} {noun}s" if 1 < total == len(seen) else f"{named} of {total}"
 
 
-def _many(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+def _left(noun: str, seen: Iterable[int], totals: set[int | None]) -> list[str]:
+    """Say which ranks or layers were not replayed; nothing where all of them were."""
+    total = _total(totals)
+    if total is None:
+        return [f"other {noun}s"]
+    there = set(seen)
+    left = [number for number in range(min(total, 10_000)) if number not in there]
+    if not left:
+        return []
+    return [
+        f"{noun}{'s' if len(left) > 1 else ''} {_listed(left)}"
+        if len(left) <= _MOST_NAMED
+        else f"{len(left)} other {noun}s"
+    ]
+
+
+def _total(totals: set[int | None]) -> int | None:
+    """Give the one number that all captures agree on; null where they do not, or do not know."""
+    return next(iter(totals)) if len(totals) == 1 else None
+
+
+def _distinct(values: Iterable[int | None]) -> list[int]:
+    return sorted({value for value in values if value is not None})
+
+
+def _listed(values: Sequence[object]) -> str:
+    """Name values: ``0, 1 and 3``; of many the first, the last and how many there are."""
+    words = [str(value) for value in values]
+    if len(words) > _MOST_NAMED:
+        return f"{words[0]} to {words[-1]} ({len(words)} of them)"
+    return " and ".join((", ".join(words[:-1]), words[-1])) if len(words) > 1 else "".join(words)
