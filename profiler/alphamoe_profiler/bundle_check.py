@@ -116,19 +116,37 @@ def rank_problems(bundle: RunBundle, rank: int) -> list[str]:
     return problems
 
 
+def capture_problems(bundle: RunBundle, rank: int) -> list[str]:
+    """Say why one rank's captures are not those that it recorded, whatever became of the rest of its files."""
+    try:
+        record = bundle.rank_file(rank)
+    except EvidenceError as error:
+        return [f"rank {rank}: {error}"]
+    if record is None:
+        return [f"rank {rank}: no ranks/{rank}.json, nothing vouches for its captures"]
+    listed = {name: sha256 for name, sha256 in record.sha256.items() if name.startswith("captures/")}
+    problems = [*_hashes(bundle.path, listed), *_unlisted_captures(bundle.path, rank, listed)]
+    return [f"rank {rank}: {problem}" for problem in problems]
+
+
 def _unlisted(root: Path, rank: int, recorded: dict[str, str]) -> Iterator[str]:
     """Yield evidence of a rank that its rank file does not vouch for: a file that was added, or a hash that is gone."""
     found = [f"{name}/rank={rank}.jsonl" for name in ("modules", "receipts")]
     for name in TABLES:
         directory = root / name / f"rank={rank}"
         found += [f"{name}/rank={rank}/{path.name}" for path in sorted(directory.glob("part-*.parquet"))]
-    captures = root / "captures" / f"rank={rank}"
-    for path in sorted(captures.rglob("*")) if captures.is_dir() else []:
-        parts = path.relative_to(root).parts
-        if not any(part.endswith(".tmp") for part in parts):
-            found.append("/".join(parts))
     for relative in found:
         if relative not in recorded and (root / relative).is_file():
+            yield f"{relative} is not among the files that ranks/{rank}.json lists"
+    yield from _unlisted_captures(root, rank, recorded)
+
+
+def _unlisted_captures(root: Path, rank: int, recorded: dict[str, str]) -> Iterator[str]:
+    captures = root / "captures" / f"rank={rank}"
+    for path in sorted(captures.rglob("*")) if captures.is_dir() else []:
+        relative = path.relative_to(root).as_posix()
+        half = any(part.endswith(".tmp") for part in path.relative_to(root).parts)
+        if not half and relative not in recorded and path.is_file():
             yield f"{relative} is not among the files that ranks/{rank}.json lists"
 
 

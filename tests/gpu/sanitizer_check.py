@@ -194,7 +194,7 @@ def walls(bench: Bench, step: Step) -> None:
     for kind, path in _chosen(bench, step, ("one", "decode")).items():
         stored = open_capture(path)
         inputs = prepare_inputs(stored, bench.home / "inputs")
-        compile_s = inputs.compile_ahead(None, None)
+        compile_s = inputs.compile_ahead(None, None).seconds
         for tool in TOOLS:
             folder = bench.home / "walls" / f"{kind}-{tool}"
             job = prepare_job(inputs, folder, device="cuda")

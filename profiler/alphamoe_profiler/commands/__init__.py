@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import sys
+import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from alphamoe_tracers.errors import UsageError
+from alphamoe_tracers.errors import AlphaMoEError, UsageError
 
 
-def check_json_target(target: str | None) -> None:
-    """Refuse a ``--json`` target that cannot be written, before the work that it would hold is done.
+def check_json_target(target: str | None, option: str = "--json") -> None:
+    """Refuse a report's target that cannot be written, before the work that it would hold is done.
 
     Args:
         target: null, ``-`` or a path whose missing folders will be made.
+        option: the option that named it.
 
     Raises:
         UsageError: it is a directory, or its folder cannot be written or made.
@@ -23,10 +26,45 @@ def check_json_target(target: str | None) -> None:
         return
     path = Path(target)
     if path.is_dir():
-        raise UsageError(f"--json {target} is a directory", "name a file, or none for standard output")
+        raise UsageError(f"{option} {target} is a directory", "name a file, or none for standard output")
     folder = next(folder for folder in path.absolute().parents if folder.exists())
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise UsageError(f"--json {target}: cannot write in {folder}", "name another file, or none for standard output")
+    try:
+        # Permission bits do not tell of a disk that is read-only, or of /proc.
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        told = f"{option} {target}: cannot write in {folder}: {error.strerror or error}"
+        raise UsageError(told, "name another file, or none for standard output") from error
+
+
+def deliver(outputs: Mapping[str, Callable[[], object]], exit_code: int) -> int:
+    """Bring a judged report to each of its places, whatever becomes of the others, and give the exit code.
+
+    A full disk must not hide a verdict, or pass for one: an exit code of 0 becomes 3 where a place was not reached.
+
+    Args:
+        outputs: by place, in order; the verdict's own words first.
+        exit_code: the verdict's.
+
+    Raises:
+        BrokenPipeError: the reader of standard output left; every other place was reached first.
+    """
+    failures, left = [], None
+    for place, write in outputs.items():
+        try:
+            write()
+        except BrokenPipeError as error:
+            left = error
+        except (OSError, AlphaMoEError) as error:
+            failures.append(f"{place}: {(isinstance(error, OSError) and error.strerror) or error}")
+    with contextlib.suppress(OSError):
+        for failure in failures:
+            sys.stderr.write(f"alphamoe-trace: could not write {failure}\n")
+        if failures and exit_code == 0:
+            sys.stderr.write("alphamoe-trace: exit code 3, because a PASS without its report proves nothing\n")
+    if left is not None:
+        raise left
+    return 3 if failures and exit_code == 0 else exit_code
 
 
 def write_json(document: Any, target: str) -> None:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from alphamoe_profiler.commands import check_json_target, write_json
+from alphamoe_profiler.commands import check_json_target, deliver, write_json
 from alphamoe_tracers.errors import UsageError
+
+if TYPE_CHECKING:
+    from alphamoe_sanitizer_replays.replays.single import ReplayReport
 
 _TOOLS = ("none", "synccheck", "racecheck", "memcheck", "initcheck")
 _EXAMPLES = """\
@@ -26,14 +31,14 @@ exit codes: 0 the output is that of the capture, 1 it is not or a tool found som
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``replay``."""
     parser.epilog = _EXAMPLES
-    parser.add_argument("capture", type=Path, metavar="CAPTURE", help="directory of one capture")
+    parser.add_argument("capture", type=Path, nargs="?", metavar="CAPTURE", help="directory of one capture")
     what = parser.add_argument_group("what is launched")
     what.add_argument("--variant", metavar="V", help="a variant of the kernel instead of the captured one")
     what.add_argument("--source", type=Path, metavar="FILE.cu", help="compile this instead of the kernel's own source")
     what.add_argument("--repeats", type=int, default=0, metavar="N", help="launch N times more and time each")
     what.add_argument("--device", default="auto", metavar="D", help="auto (the default), cuda, cuda:N or cpu")
     tools = parser.add_argument_group("tools")
-    tools.add_argument("--tool", nargs="+", choices=_TOOLS, default=["none"], help="tools of compute-sanitizer")
+    tools.add_argument("--tool", nargs="+", metavar="TOOL", default=["none"], help=f"{', '.join(_TOOLS)}")
     tools.add_argument("--sanitizer", metavar="PATH", help="the compute-sanitizer to use")
     tools.add_argument("--timeout", type=float, default=120.0, metavar="S", help="seconds for each process (120)")
     told = parser.add_argument_group("reports")
@@ -43,6 +48,12 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Replay, report, and return the verdict's exit code."""
+    for tool in args.tool:
+        if tool not in _TOOLS:
+            hint = "name the capture before --tool" if Path(tool).exists() else ", ".join(_TOOLS)
+            raise UsageError(f"--tool {tool}: there is no such tool", hint)
+    if args.capture is None:
+        raise UsageError("no capture is named", "name it before the options, which take what follows them")
     check_json_target(args.json)
     if args.repeats < 0 or not args.timeout > 0:
         raise UsageError("--repeats cannot be negative, --timeout must be positive")
@@ -50,26 +61,37 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--repeats times launches, which a tool would slow down", "leave out --tool, or --repeats")
     if args.device != "auto" and args.device.partition(":")[0] not in ("cpu", "cuda"):
         raise UsageError(f"--device {args.device}: no such device", "auto, cuda, cuda:N or cpu")
-    from alphamoe_sanitizer_replays.replays.single import describe, replay_capture
+    from alphamoe_sanitizer_replays.replays.single import replay_capture
+    from alphamoe_sanitizer_replays.tool.interrupts import Interrupts
 
-    report = replay_capture(
-        _capture(args.capture),
-        tools=tuple(dict.fromkeys(args.tool)),
-        variant=args.variant,
-        source=args.source,
-        repeats=args.repeats,
-        device=args.device,
-        timeout_s=args.timeout,
-        sanitizer=args.sanitizer,
-        out=args.out,
-    )
-    if args.json is not None:
-        write_json(report, args.json)
-    if args.json != "-":
+    with Interrupts() as interrupts:
+        report = replay_capture(
+            _capture(args.capture),
+            tools=tuple(dict.fromkeys(args.tool)),
+            variant=args.variant,
+            source=args.source,
+            repeats=args.repeats,
+            device=args.device,
+            timeout_s=args.timeout,
+            sanitizer=args.sanitizer,
+            out=args.out,
+        )
+        interrupts.hold()
+        outputs: dict[str, Callable[[], object]] = {"standard output": lambda: _tell(report, args.json == "-")}
+        if args.json not in (None, "-"):
+            outputs[args.json] = lambda: write_json(report, args.json)
+        return deliver(outputs, report.exit_code)
+
+
+def _tell(report: ReplayReport, as_json: bool) -> None:
+    if as_json:
+        write_json(report, "-")
+    else:
         from alphamoe_profiler.printable import printable
+        from alphamoe_sanitizer_replays.replays.single import describe
 
         sys.stdout.write(printable(describe(report)))
-    return report.exit_code
+    sys.stdout.flush()
 
 
 def _capture(path: Path) -> Path:

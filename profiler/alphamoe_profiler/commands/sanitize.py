@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from alphamoe_profiler.commands import check_json_target, deliver, write_json
 from alphamoe_tracers.errors import UsageError
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
-    from rich.status import Status
-
     from alphamoe_sanitizer_replays.reports.records import SanitizeReport
-    from alphamoe_sanitizer_replays.session.plan import Plan, SessionOptions
+    from alphamoe_sanitizer_replays.session.plan import SessionOptions
 
 _EXAMPLES = """\
 examples:
@@ -33,15 +31,13 @@ the same session.
 
 exit codes: 0 PASS, 1 FAIL, 2 usage or CONFIG_ERROR, 3 INCONCLUSIVE
 """
-_BUNDLE_PLACE = Path("reports") / "sanitizer"
-_OWN_NAMES = frozenset({"report.json", "junit.xml", "report.md", "controls", "replays", "inputs"})
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``sanitize``."""
     parser.epilog = _EXAMPLES
     parser.add_argument(
-        "paths", type=Path, nargs="+", metavar="RUN|CAPTURE", help="a run bundle, captures, or folders of captures"
+        "paths", type=Path, nargs="*", metavar="RUN|CAPTURE", help="a run bundle, captures, or folders of captures"
     )
     chosen = parser.add_argument_group("what is replayed")
     chosen.add_argument(
@@ -79,42 +75,34 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run a session, report, and return the verdict's exit code."""
-    from alphamoe_profiler.commands import check_json_target
+    from alphamoe_sanitizer_replays.session.folder import report_folder
     from alphamoe_sanitizer_replays.session.plan import plan_session
-    from alphamoe_sanitizer_replays.session.run import run_session, write_reports
+    from alphamoe_sanitizer_replays.session.progress import SessionProgress
+    from alphamoe_sanitizer_replays.session.run import run_session
+    from alphamoe_sanitizer_replays.tool.interrupts import Interrupts
 
-    for target in (args.json, args.junit, args.markdown):
-        check_json_target(target)
     options = _options(args)
     plan = plan_session(options)
-    folder = report_folder(options, plan)
-    progress = _Progress()
-    try:
-        with progress:
-            report = run_session(options, plan, folder, progress)
-        write_reports(report, folder)
-    except BaseException:
-        # A session that could not begin leaves no folder that the next one would stumble over.
-        if not any(folder.iterdir()):
-            folder.rmdir()
-        raise
-    if args.json != "-":
-        from alphamoe_sanitizer_replays.reports.terminal import print_report
-
-        print_report(report)
-    _write(args, report)
-    sys.stderr.write(f"Wrote {folder}\n")
-    return report.exit_code
+    with report_folder(options, plan) as folder, Interrupts() as interrupts:
+        with SessionProgress() as progress:
+            report = run_session(options, plan, folder, progress, interrupts)
+        interrupts.hold()
+        return deliver(_outputs(args, report, folder), report.exit_code)
 
 
 def _options(args: argparse.Namespace) -> SessionOptions:
     """Read the options.
 
     Raises:
-        UsageError: a number that cannot be, an unknown tool, a source or allow-list that is not there.
+        UsageError: a number that cannot be, an unknown tool, nothing to replay, a file that is not there or cannot be
+            written.
     """
     from alphamoe_sanitizer_replays.session.plan import DEFAULT_TIMEOUT_S, SessionOptions, parse_tools
 
+    if not args.paths:
+        raise UsageError("no run and no capture is named", "name it before the options, which take what follows them")
+    for option in ("--json", "--junit", "--markdown"):
+        check_json_target(getattr(args, option[2:]), option)
     if args.timeout is not None and not 0 < args.timeout <= 86_400:
         raise UsageError(f"--timeout {args.timeout:g} is no time", "seconds, up to a day")
     if args.jobs is not None and not 1 <= args.jobs <= 256:
@@ -145,81 +133,46 @@ def _options(args: argparse.Namespace) -> SessionOptions:
     return replace(options, jobs=args.jobs)
 
 
-def report_folder(options: SessionOptions, plan: Plan) -> Path:
-    """Make the folder of the report, empty.
+def _outputs(args: argparse.Namespace, report: SanitizeReport, folder: Path) -> dict[str, Callable[[], object]]:
+    """Give every place that the report goes to, the one that tells the verdict at once first."""
+    from alphamoe_sanitizer_replays.reports.records import report_document
+    from alphamoe_sanitizer_replays.session.run import report_files
 
-    Raises:
-        UsageError: one is there and ``--force`` was not given, or what is there is no report.
-    """
-    folder = options.out or (plan.run / _BUNDLE_PLACE if plan.run is not None else Path("sanitizer-report"))
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise UsageError(f"{folder} is no folder", "name another with --out")
-    if folder.is_dir() and any(folder.iterdir()):
-        strangers = sorted(entry.name for entry in folder.iterdir() if entry.name not in _OWN_NAMES)
-        if strangers:
-            raise UsageError(f"{folder} holds {strangers[0]}, which is of no report", "name another folder with --out")
-        if not options.force:
-            raise UsageError(f"{folder} holds a report already", "replace it with --force, or name another with --out")
-        inputs = {own.stored.path.resolve() for own in plan.captures}
-        if any(path.is_relative_to(folder.resolve()) for path in inputs):
-            raise UsageError(f"{folder} holds captures of this session", "name another folder with --out")
-        for entry in folder.iterdir():
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink()
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    files = report_files(report)
+    outputs: dict[str, Callable[[], object]] = {"standard output": lambda: _tell(report, args.json == "-")}
+    outputs |= {str(folder / name): partial(_replace, folder / name, content) for name, content in files.items()}
+    outputs["standard error"] = lambda: sys.stderr.write(f"Wrote {folder}\n")
+    if args.json not in (None, "-"):
+        outputs[args.json] = lambda: write_json(report_document(report), args.json)
+    for target, name in ((args.junit, "junit.xml"), (args.markdown, "report.md")):
+        if target is not None:
+            outputs[target] = partial(_write, Path(target), files[name])
+    return outputs
 
 
-def _write(args: argparse.Namespace, report: SanitizeReport) -> None:
-    from alphamoe_profiler.bundle_files import replacing
-
-    if args.json is not None:
-        from alphamoe_profiler.commands import write_json
+def _tell(report: SanitizeReport, as_json: bool) -> None:
+    if as_json:
         from alphamoe_sanitizer_replays.reports.records import report_document
 
-        write_json(report_document(report), args.json)
-    if args.junit is not None:
-        from alphamoe_sanitizer_replays.reports.junit import junit_xml
+        write_json(report_document(report), "-")
+    else:
+        from alphamoe_sanitizer_replays.reports.terminal import print_report
 
-        with replacing(Path(args.junit)) as stream:
-            stream.write(junit_xml(report).encode("utf-8", errors="backslashreplace"))
-        sys.stderr.write(f"Wrote {args.junit}\n")
-    if args.markdown is not None:
-        from alphamoe_sanitizer_replays.reports.markdown import markdown
-
-        text = markdown(report)
-        if args.markdown == os.environ.get("GITHUB_STEP_SUMMARY"):
-            with Path(args.markdown).open("a", encoding="utf-8", errors="backslashreplace") as summary:
-                summary.write(text)
-        else:
-            with replacing(Path(args.markdown)) as stream:
-                stream.write(text.encode("utf-8", errors="backslashreplace"))
-        sys.stderr.write(f"Wrote {args.markdown}\n")
+        print_report(report)
+    sys.stdout.flush()
 
 
-class _Progress:
-    """One line on stderr that says what was done last; nothing at all where stderr is not a terminal."""
+def _replace(path: Path, content: Callable[[], bytes]) -> None:
+    from alphamoe_profiler.bundle_files import replacing
 
-    def __init__(self) -> None:
-        self._status: Status | None = None
+    with replacing(path) as stream:
+        stream.write(content())
 
-    def __enter__(self) -> _Progress:
-        if sys.stderr.isatty():
-            from alphamoe_profiler.printable import printable_console
 
-            self._status = printable_console(file=sys.stderr, markup=False).status("starting")
-            self._status.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def __call__(self, last: str, done: int, total: int) -> None:
-        """Say what was done last, and how much of how much."""
-        if self._status is not None:
-            self._status.update(f"{done} of {total}: {last}")
+def _write(path: Path, content: Callable[[], bytes]) -> None:
+    if str(path) == os.environ.get("GITHUB_STEP_SUMMARY"):
+        with path.open("ab") as summary:
+            summary.write(content())
+    else:
+        _replace(path, content)
+    sys.stderr.write(f"Wrote {path}\n")

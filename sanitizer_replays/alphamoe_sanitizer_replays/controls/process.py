@@ -19,6 +19,7 @@ import msgspec
 from alphamoe_backend.kernels.jit import Cubin, checked, compile_source
 from alphamoe_profiler.bundle_files import replacing
 from alphamoe_sanitizer_replays.controls.table import BUFFER_FLOATS, BY_NAME, CANARIES, PLANTED, SOUND, THREADS, Control
+from alphamoe_sanitizer_replays.tool.leash import die_with_launcher
 from alphamoe_tracers.errors import AlphaMoEError
 
 SOURCE = "planted_faults"
@@ -71,6 +72,7 @@ def arch_of(major: int, minor: int) -> str:
 def main(argv: list[str]) -> int:
     """Launch the kernels; 0 when each ended without an error. The result is written after every kernel."""
     path, canary, *kernels = argv
+    die_with_launcher()
     result, at = ControlResult(), ""
     try:
         driver, device, cubin = _start(canary)

@@ -13,7 +13,6 @@ from alphamoe_sanitizer_replays.controls.process import read_control_result
 from alphamoe_sanitizer_replays.controls.table import CANARIES, ControlJob, control_jobs
 from alphamoe_sanitizer_replays.results import ControlReport, Tool
 from alphamoe_sanitizer_replays.tool.sanitizer import ToolPath, run_tool
-from alphamoe_tracers.errors import AlphaMoEError
 
 CONTROL_TIMEOUT_S = 120.0
 """A process of controls takes a few seconds; a tool that hangs on one must not take the session's patience."""
@@ -100,10 +99,8 @@ class ControlSession:
                     runs.append(future.result())
                 elif isinstance(failure, KeyboardInterrupt):
                     problems.append(f"{job.name} was not run to its end: interrupted")
-                elif isinstance(failure, (OSError, AlphaMoEError)):
-                    problems.append(f"{job.name} could not be run: {failure}")
-                else:
-                    raise failure
+                else:  # the other tools' controls, and findings, must not be lost with it
+                    problems.append(f"{job.name} could not be run: {type(failure).__name__}: {failure}")
             report = judge_controls(tool, tuple(runs), self._targets)
             judged.append(ControlReport(tool=tool, outcomes=report.outcomes, problems=(*problems, *report.problems)))
         return tuple(judged)

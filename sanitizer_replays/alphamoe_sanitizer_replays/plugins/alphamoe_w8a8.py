@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from alphamoe_backend.kernels.launch import MAX_H, SOURCE_NAME, SYMBOL, choose_variant, variant, variants
-from alphamoe_sanitizer_replays.plugins.protocol import PreparedReplay
+from alphamoe_sanitizer_replays.plugins.protocol import CompiledAhead, PreparedReplay
 from alphamoe_sanitizer_replays.plugins.uploads import experts_in_use, upload, upload_rows
 from alphamoe_tracers.errors import UsageError
 
@@ -160,8 +160,8 @@ class AlphaMoEW8A8:
 
         return launch, chosen.name, loaded.cubin
 
-    def compile_ahead(self, capture: Capture, variant: str | None, source: Path | None) -> float:
-        """Put the variant's cubin into the disk cache, so that a replay under a tool finds it; gives seconds.
+    def compile_ahead(self, capture: Capture, variant: str | None, source: Path | None) -> CompiledAhead:
+        """Put the variant's cubin into the disk cache, so that a replay under a tool finds it.
 
         Raises:
             AlphaMoEError: no NVRTC, or the source does not compile.
@@ -171,13 +171,13 @@ class AlphaMoEW8A8:
 
         record = capture.geometry
         if record is None:
-            return 0.0
+            return CompiledAhead()
         geometry = LocalGeometry(record.E, record.H, record.I_local, record.top_k, record.block_m)
         started = time.perf_counter()
         chosen = _chosen(capture, geometry, variant, capture.sm_count or 132)
         text = jit.file_text(source) if source is not None else jit.source_text(SOURCE_NAME)
-        jit.compile_source(SOURCE_NAME, text, ARCH, chosen.defines())
-        return time.perf_counter() - started
+        cubin = jit.compile_source(SOURCE_NAME, text, ARCH, chosen.defines())
+        return CompiledAhead(time.perf_counter() - started, cubin.source_sha256, cubin.sha256)
 
     def check(self, stored: StoredCapture, tensors: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> OutputCheck:
         """Compare ``out`` with the captured one and the float64 oracle; see :mod:`output_check`."""

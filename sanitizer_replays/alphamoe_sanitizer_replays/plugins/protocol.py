@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast, runtime_checkable
 
 from alphamoe_tracers.errors import UsageError
 
@@ -107,12 +107,21 @@ class ReplayPlugin(Protocol):
         """Compare a replay's outputs with the captured ones, by the kernel's own tolerance. In the parent."""
 
 
+class CompiledAhead(NamedTuple):
+    """What was compiled before a replay: the replay must launch just that."""
+
+    seconds: float = 0.0
+    source_sha256: str | None = None
+    """Null where nothing was compiled."""
+    cubin_sha256: str | None = None
+
+
 @runtime_checkable
 class CompilesAhead(Protocol):
     """A plug-in that can fill the compilation cache in the parent, so that no tool waits for a compiler."""
 
-    def compile_ahead(self, capture: Capture, variant: str | None, source: Path | None) -> float:
-        """Compile what :meth:`ReplayPlugin.prepare` will load and give the seconds that it took."""
+    def compile_ahead(self, capture: Capture, variant: str | None, source: Path | None) -> CompiledAhead:
+        """Compile what :meth:`ReplayPlugin.prepare` will load."""
 
 
 def find_plugin(name: str) -> ReplayPlugin:

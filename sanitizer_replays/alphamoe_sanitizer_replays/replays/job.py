@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from alphamoe_sanitizer_replays.captures.store import check_room
 from alphamoe_sanitizer_replays.captures.tensors import bytes_of, save_tensors, tensor_sha256, typed
-from alphamoe_sanitizer_replays.plugins.protocol import CompilesAhead, ReplayPlugin, find_plugin
+from alphamoe_sanitizer_replays.plugins.protocol import CompiledAhead, CompilesAhead, ReplayPlugin, find_plugin
 from alphamoe_sanitizer_replays.replays.spec import ReplaySpec, TensorPlace, child_argv, write_spec
 from alphamoe_sanitizer_replays.results import OutputCheck, ReplayResult, Tool, ToolRun
 from alphamoe_sanitizer_replays.tool.sanitizer import ToolPath, run_plain, run_tool
-from alphamoe_tracers.errors import AlphaMoEError, UsageError
+from alphamoe_tracers.errors import AlphaMoEError, EvidenceError, UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,11 +43,11 @@ class ReplayInputs:
             )
         return asked
 
-    def compile_ahead(self, variant: str | None, source: Path | None) -> float:
-        """Let the plug-in compile now what the replay will load; gives seconds, 0 where it has nothing to compile."""
+    def compile_ahead(self, variant: str | None, source: Path | None) -> CompiledAhead:
+        """Let the plug-in compile now what the replay will load, where it can."""
         if isinstance(self.plugin, CompilesAhead):
             return self.plugin.compile_ahead(self.stored.capture, variant, source)
-        return 0.0
+        return CompiledAhead()
 
 
 @dataclass(frozen=True)
@@ -68,10 +67,16 @@ def prepare_inputs(stored: StoredCapture, folder: Path) -> ReplayInputs:
 
     Raises:
         UsageError: its plug-in is not there.
-        EvidenceError: an input is missing or is not what was captured.
+        EvidenceError: an input is missing or is not what was captured, or the plug-in stumbled over the capture.
+        OSError: the disk.
     """
-    plugin = find_plugin(stored.capture.plugin)
-    tensors = plugin.materialise(stored)
+    try:
+        plugin = find_plugin(stored.capture.plugin)
+        tensors = plugin.materialise(stored)
+    except (AlphaMoEError, OSError):
+        raise
+    except Exception as error:  # somebody else's code
+        raise EvidenceError(f"the plug-in {stored.capture.plugin}: {stumble(error)}") from error
     return ReplayInputs(stored, plugin, tensors, place_inputs(folder, stored, tensors))
 
 
@@ -170,7 +175,14 @@ def run_replay(
     """
     job = prepare_job(inputs, folder, device=device, variant=variant, source=source, repeats=0 if tool else repeats)
     if tool is None:
-        run = run_plain(job.argv, folder=folder, timeout_s=timeout_s, result_file=job.result, relative_to=relative_to)
+        run = run_plain(
+            job.argv,
+            folder=folder,
+            timeout_s=timeout_s,
+            result_file=job.result,
+            relative_to=relative_to,
+            variant=variant,
+        )
     elif tool_path is None:
         raise UsageError(f"{tool} needs a compute-sanitizer")
     else:
@@ -183,11 +195,8 @@ def run_replay(
             timeout_s=timeout_s,
             result_file=job.result,
             relative_to=relative_to,
+            variant=variant,
         )
-    launched = run.result.variant if run.result is not None else None
-    if variant is not None and launched is not None and launched != variant:
-        problem = f"the replay launched the variant {launched}, not {variant}"
-        run = msgspec.structs.replace(run, problems=(*run.problems, problem))
     return run, check_outputs(inputs, job, run.result)
 
 
@@ -215,6 +224,15 @@ def check_outputs(inputs: ReplayInputs, job: ReplayJob, result: ReplayResult | N
         return inputs.plugin.check(inputs.stored, inputs.tensors, outputs)
     except AlphaMoEError as error:
         return _open(str(error))
+    except Exception as error:  # what a tool found must not be lost with it
+        return _open(f"the check of the plug-in {inputs.plugin.name}: {stumble(error)}")
+
+
+def stumble(error: BaseException) -> str:
+    """Tell an exception that nobody foresaw, with the line that raised it, in one line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return " ".join(f"unexpected {type(error).__name__}: {error}{where}".split())
 
 
 def _open(reason: str) -> OutputCheck:

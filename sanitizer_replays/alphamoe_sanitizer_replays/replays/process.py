@@ -26,6 +26,7 @@ from alphamoe_sanitizer_replays.captures.tensors import save_tensors
 from alphamoe_sanitizer_replays.plugins.protocol import PreparedReplay, find_plugin
 from alphamoe_sanitizer_replays.replays.spec import SPAWNED_VARIABLE, ReplaySpec, TensorPlace, read_spec
 from alphamoe_sanitizer_replays.results import ReplayResult
+from alphamoe_sanitizer_replays.tool.leash import die_with_launcher
 from alphamoe_tracers.errors import AlphaMoEError, EvidenceError, UsageError
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def main(argv: list[str]) -> int:
     except AlphaMoEError as error:
         sys.stderr.write(f"{error}\n")
         return 2
+    die_with_launcher()
     timings_s: dict[str, float] = {}
     spawned = os.environ.get(SPAWNED_VARIABLE, "")
     if spawned.isdecimal():

@@ -18,8 +18,10 @@ import msgspec
 from alphamoe_profiler.verdicts import Verdict, worst
 from alphamoe_sanitizer_replays.captures.records import Capture
 from alphamoe_sanitizer_replays.captures.store import open_capture
+from alphamoe_sanitizer_replays.plugins.protocol import CompiledAhead
 from alphamoe_sanitizer_replays.replays.job import prepare_inputs, run_replay
 from alphamoe_sanitizer_replays.results import OutputCheck, Tool, ToolRun
+from alphamoe_sanitizer_replays.tool.folder_lock import locked_folder
 from alphamoe_sanitizer_replays.tool.sanitizer import find_tool
 from alphamoe_sanitizer_replays.verdicts.allow_list import AllowList
 from alphamoe_sanitizer_replays.verdicts.judge import judge
@@ -91,7 +93,7 @@ def replay_capture(
     place = device if device != "auto" else _device()
     with _folder(out) as folder:
         inputs = prepare_inputs(stored, folder)
-        compiled_s = inputs.compile_ahead(variant, source) if place != "cpu" else 0.0
+        ahead = inputs.compile_ahead(variant, source) if place != "cpu" else CompiledAhead()
         replays = []
         for tool in tools:
             run, output = run_replay(
@@ -115,7 +117,7 @@ def replay_capture(
         source=str(source) if source is not None else None,
         captured_source_sha256=stored.capture.source_sha256,
         replays=tuple(replays),
-        compile_ahead_s=compiled_s,
+        compile_ahead_s=ahead.seconds,
         verdict=worst(Verdict(replayed.verdict) for replayed in replays).value,
     )
 
@@ -129,8 +131,8 @@ def _device() -> str:
 @contextmanager
 def _folder(out: Path | None) -> Iterator[Path]:
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        yield out
+        with locked_folder(out):
+            yield out
         return
     with tempfile.TemporaryDirectory(prefix="alphamoe-trace-replay-") as name:
         yield Path(name)
@@ -152,10 +154,11 @@ def describe(report: ReplayReport) -> str:
         variant = f", {result.variant}" if result is not None and result.variant else ""
         lines.append(f"  {tool}{variant}: {replayed.verdict}" + (f": {replayed.reason}" if replayed.reason else ""))
         if output.max_abs_error is not None:
-            relative = f"{output.relative_error:.4f}" if output.relative_error is not None else "not a number"
+            relative = output.relative_error
+            oracle = f", relative error to the float64 oracle {relative:.4f}" if relative is not None else ""
             lines.append(
-                f"    output: {output.verdict}, at most {output.max_abs_error:.3g} from the captured one, "
-                f"relative error to the float64 oracle {relative}"
+                f"    output: {output.verdict}, at most {output.max_abs_error:.3g} from the captured one{oracle} "
+                f"({output.tolerance})"
             )
         if run.log is not None:
             lines.append(f"    tool: {run.log.found_errors} errors, {run.log.found_warnings} warnings")

@@ -16,6 +16,8 @@ from alphamoe_tracers.errors import EvidenceError
 REPLAY_SCHEMA = "alphamoe-trace-replay-v1"
 SPAWNED_VARIABLE = "ALPHAMOE_TRACE_REPLAY_SPAWNED_NS"
 """``time.time_ns()`` of the moment that the process, or the tool around it, was started."""
+REPLAY_ENVIRONMENT = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "ALPHAMOE_TRACE_NVTX": "0"}
+"""What every replay process runs with."""
 _PACKAGES = ("alphamoe_sanitizer_replays", "alphamoe_backend", "alphamoe_tracers", "alphamoe_profiler")
 _NOT_FOR_A_REPLAY = (
     "CUDA_LAUNCH_BLOCKING",
@@ -111,6 +113,4 @@ def child_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     roots = [str(Path(spec.origin).parents[1]) for spec in found if spec is not None and spec.origin]
     known = environment.get("PYTHONPATH", "").split(os.pathsep)
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*filter(None, known), *roots]))
-    environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
-    environment["ALPHAMOE_TRACE_NVTX"] = "0"
-    return environment
+    return environment | REPLAY_ENVIRONMENT

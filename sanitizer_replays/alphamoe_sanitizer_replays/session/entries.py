@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import datetime
+import shlex
 
 from alphamoe_profiler.verdicts import Verdict
-from alphamoe_sanitizer_replays.reports.records import CaptureFacts, ReplayEntry
+from alphamoe_sanitizer_replays.replays.spec import REPLAY_ENVIRONMENT
+from alphamoe_sanitizer_replays.reports.records import ReplayEntry
 from alphamoe_sanitizer_replays.results import ControlReport, OutputCheck, Tool, ToolRun
 from alphamoe_sanitizer_replays.session.plan import PlannedCapture
 from alphamoe_sanitizer_replays.verdicts.allow_list import AllowEntry, AllowList
 from alphamoe_sanitizer_replays.verdicts.judge import judge
 
 
-def open_entry(facts: CaptureFacts, variant: str | None, tool: Tool | None, reason: str, hint: str = "") -> ReplayEntry:
+def open_entry(own: PlannedCapture, variant: str | None, tool: Tool | None, reason: str, hint: str = "") -> ReplayEntry:
     """Give the entry of a replay that was not made: INCONCLUSIVE, with the reason."""
     return ReplayEntry(
-        capture=facts.path,
-        label=facts.label,
+        capture=own.facts.path,
+        label=own.facts.label,
         variant=variant,
         tool=tool or "none",
         verdict=Verdict.INCONCLUSIVE,
@@ -72,6 +74,7 @@ def entry_of(
         other_findings=verdict.other_findings,
         api_errors=verdict.api_errors,
         allowed=verdict.allowed,
+        allowed_until=min((own.expires.isoformat() for own in verdict.allowed_by), default=None),
         notes=verdict.notes,
         output=output,
         kernel_us=result.kernel_us if result is not None else (),
@@ -80,6 +83,7 @@ def entry_of(
         source_sha256=source,
         cubin_sha256=result.cubin_sha256 if result is not None else None,
         source_differs=None not in (source, capture.source_sha256) and source != capture.source_sha256,
+        command=repeating(run),
         log_file=run.log_file,
         xml_file=run.xml_file,
     )
@@ -89,3 +93,12 @@ def entry_of(
 def _hazards(run: ToolRun) -> int | None:
     counted = [s.hazards for s in run.log.summaries if s.hazards is not None] if run.log is not None else []
     return sum(counted) if counted else None
+
+
+def repeating(run: ToolRun) -> str:
+    """Give a shell's command that makes a run again, with the tool's report on the terminal; no file of it is kept."""
+    words = list(run.argv)
+    for option, count in (("--log-file", 2), ("--xml", 1), ("--save", 2)) if run.tool != "none" else ():
+        if option in words:
+            del words[words.index(option) : words.index(option) + count]
+    return shlex.join(["env", *(f"{name}={value}" for name, value in REPLAY_ENVIRONMENT.items()), *words])

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from alphamoe_sanitizer_replays.captures.records import Capture
 from alphamoe_sanitizer_replays.captures.selection import Which, among, parse_which
 from alphamoe_sanitizer_replays.captures.store import StoredCapture, find_captures, open_capture
-from alphamoe_sanitizer_replays.plugins.protocol import ReplayPlugin, find_plugin
+from alphamoe_sanitizer_replays.plugins.protocol import find_plugin
+from alphamoe_sanitizer_replays.replays.job import stumble
 from alphamoe_sanitizer_replays.reports.records import CaptureFacts
 from alphamoe_sanitizer_replays.results import TOOLS, Tool
-from alphamoe_tracers.errors import EvidenceError, UsageError
+from alphamoe_sanitizer_replays.session.vouched import bundle_of, open_bundle, unproven_captures
+from alphamoe_tracers.errors import AlphaMoEError, EvidenceError, UsageError
+
+if TYPE_CHECKING:
+    from alphamoe_profiler.bundle import RunBundle
 
 DEFAULT_TIMEOUT_S = 300.0
 
@@ -46,9 +54,18 @@ class PlannedCapture:
 
     stored: StoredCapture
     facts: CaptureFacts
-    plugin: ReplayPlugin
     variants: tuple[str | None, ...]
-    """Null for the one that the captured process launched, where the plug-in names none."""
+    """Those that will be launched. Null for the captured process's own, where the plug-in names none."""
+    refused: tuple[Refused, ...] = ()
+    """Those that were asked for and cannot be: entries of the report all the same."""
+
+
+class Refused(NamedTuple):
+    """A variant that cannot be replayed."""
+
+    variant: str | None
+    reason: str
+    hint: str
 
 
 @dataclass(frozen=True)
@@ -58,6 +75,8 @@ class Plan:
     captures: tuple[PlannedCapture, ...]
     damaged: tuple[str, ...]
     """One sentence for each capture that could not be opened: the session is no PASS."""
+    unproven: tuple[str, ...]
+    """One sentence for each reason why captures of a run are not known to be its own: the session is no PASS."""
     run_id: str | None
     run: Path | None
     """The run bundle, where exactly one was named."""
@@ -91,48 +110,77 @@ def plan_session(options: SessionOptions) -> Plan:
     """Find and choose the captures.
 
     Raises:
-        UsageError: there are none, none passes the filters, a variant or a plug-in is unknown.
-        EvidenceError: every capture that was found is damaged.
+        UsageError: there are none, none passes the filters, a variant is unknown, or the files of a run contradict
+            each other.
+        EvidenceError: every capture that was found is damaged, or those of a run are gone.
     """
     run = options.paths[0] if len(options.paths) == 1 and (options.paths[0] / "run.json").is_file() else None
-    run_id = None
-    if run is not None:
-        from alphamoe_profiler.bundle import RunBundle
-
-        run_id = RunBundle.open(run).run.run_id
+    folders = {path: find_captures(path) for path in options.paths}
+    bundles = _bundles(folders)
+    _refuse_empty(folders, bundles)
     opened: list[StoredCapture] = []
-    damaged: list[EvidenceError] = []
-    for folder in _folders(options.paths):
+    damaged: list[AlphaMoEError] = []
+    for folder in dict.fromkeys(folder for found in folders.values() for folder in found):
         try:
             opened.append(open_capture(folder))
-        except EvidenceError as error:
+        except AlphaMoEError as error:
             damaged.append(error)
     if not opened and damaged:
         raise damaged[0]
     chosen = _chosen([stored.capture for stored in opened], options)
-    planned = tuple(_planned(stored, options, run) for stored in opened if id(stored.capture) in chosen)
+    planned = _told_apart(
+        [_planned(own, options, run, _model_layers(own, bundles)) for own in opened if id(own.capture) in chosen]
+    )
     named = {variant for own in planned for variant in own.variants}
     for variant in _variant_names(options):
         if variant not in named:
-            known = sorted({name for own in planned for name in own.plugin.variants(own.stored.capture)})
+            known = sorted({name for own in planned for name in own.facts.variants})
             raise UsageError(f"--variants {variant}: no capture's kernel has it", f"known are {', '.join(known)}")
-    return Plan(planned, tuple(str(error) for error in damaged), run_id, run)
+    ranks = _which(options.ranks, "--ranks")
+    unproven = [
+        problem
+        for bundle in bundles
+        for problem in unproven_captures(bundle, _ranks_of(bundle, ranks, folders, opened))
+    ]
+    run_id = bundles[0].run.run_id if run is not None else None
+    return Plan(planned, tuple(str(error) for error in damaged), tuple(unproven), run_id, run)
 
 
-def _folders(paths: Iterable[Path]) -> list[Path]:
-    found: list[Path] = []
-    for path in paths:
-        own = find_captures(path)
-        if not own:
-            recorded = (path / "run.json").is_file()
-            raise UsageError(
-                f"{path} holds no captures",
-                "record it again with --capture layer=0,M=1 (alphamoe-trace trace --help says what can be captured)"
-                if recorded
-                else "name a run bundle, a capture, or a folder of captures",
-            )
-        found += [folder for folder in own if folder not in found]
-    return found
+def _bundles(folders: Mapping[Path, list[Path]]) -> list[RunBundle]:
+    """Open every run bundle that a capture was found in, or that was named."""
+    inside: dict[Path, list[Path]] = {}
+    for path, found in folders.items():
+        for root in filter(None, (bundle_of(own) for own in (path, *found))):
+            inside.setdefault(root.absolute(), []).extend(found)
+    return [
+        open_bundle(root, [folder for folder in found if folder.absolute().is_relative_to(root)])
+        for root, found in inside.items()
+    ]
+
+
+def _ranks_of(
+    bundle: RunBundle, asked: Which, folders: Mapping[Path, list[Path]], opened: list[StoredCapture]
+) -> list[int]:
+    """Give the ranks of a run whose captures were asked for: all that pass, or only those of the captures named."""
+    named = any(path.absolute() == bundle.path for path in folders)
+    here = {own.capture.rank for own in opened if own.path.absolute().is_relative_to(bundle.path)}
+    return [rank for rank in bundle.ranks if among(rank, asked, bundle.world_size) and (named or rank in here)]
+
+
+def _refuse_empty(folders: Mapping[Path, list[Path]], bundles: list[RunBundle]) -> None:
+    for path, found in folders.items():
+        if found:
+            continue
+        bundle = next((own for own in bundles if own.path == path.absolute()), None)
+        if bundle is None:
+            raise UsageError(f"{path} holds no captures", "name a run bundle, a capture, or a folder of captures")
+        gone = unproven_captures(bundle, bundle.ranks)
+        if gone:
+            raise EvidenceError(f"{path} holds no captures: {gone[0]}", "record it again")
+        raise UsageError(
+            f"{path} holds no captures",
+            "record it again with --capture layer=0,M=1 (alphamoe-trace trace --help says what can be captured)",
+        )
 
 
 def _chosen(captures: list[Capture], options: SessionOptions) -> set[int]:
@@ -172,12 +220,27 @@ def _variant_names(options: SessionOptions) -> list[str]:
     return [name for name in _words(options.variants) if name not in ("rule", "all")]
 
 
-def _planned(stored: StoredCapture, options: SessionOptions, run: Path | None) -> PlannedCapture:
+def _planned(
+    stored: StoredCapture, options: SessionOptions, run: Path | None, model_layers: int | None
+) -> PlannedCapture:
     capture = stored.capture
-    plugin = find_plugin(capture.plugin)
-    known = plugin.variants(capture)
+    place = stored.path
+    if run is not None and place.resolve().is_relative_to(run.resolve()):
+        place = place.resolve().relative_to(run.resolve())
+    facts = CaptureFacts.of(place.as_posix(), capture, model_layers=model_layers)
+    try:
+        known = find_plugin(capture.plugin).variants(capture)
+    except AlphaMoEError as error:
+        return PlannedCapture(stored, facts, (), (Refused(None, str(error), error.hint),))
+    except Exception as error:  # somebody else's code
+        return PlannedCapture(
+            stored, facts, (), (Refused(None, f"the plug-in {capture.plugin}: {stumble(error)}", ""),)
+        )
+    facts = msgspec.structs.replace(facts, variants=tuple(known))
+    facts = msgspec.structs.replace(facts, variants=known)
     own = capture.launch.variant if capture.launch is not None else (known[0] if known else None)
     wanted: list[str | None] = []
+    refused = []
     for word in _words(options.variants):
         if word == "rule":
             wanted.append(own)
@@ -185,7 +248,41 @@ def _planned(stored: StoredCapture, options: SessionOptions, run: Path | None) -
             wanted += known or (own,)
         elif word in known:
             wanted.append(word)
-    place = stored.path
-    if run is not None and place.resolve().is_relative_to(run.resolve()):
-        place = place.resolve().relative_to(run.resolve())
-    return PlannedCapture(stored, CaptureFacts.of(place.as_posix(), capture), plugin, tuple(dict.fromkeys(wanted)))
+        else:
+            has = f"it has {', '.join(known)}" if known else "it has one shape only"
+            refused.append(Refused(word, f"the kernel of {facts.label} has no variant {word}: {has}", ""))
+    return PlannedCapture(stored, facts, tuple(dict.fromkeys(wanted)), tuple(dict.fromkeys(refused)))
+
+
+def _model_layers(own: StoredCapture, bundles: list[RunBundle]) -> int | None:
+    """Say how many MoE layers the model of a captured run has, where its bundle says."""
+    runs = (bundle.run for bundle in bundles if own.path.absolute().is_relative_to(bundle.path))
+    return next((run.geometry.layers for run in runs if run.geometry is not None), None)
+
+
+def _told_apart(planned: list[PlannedCapture]) -> tuple[PlannedCapture, ...]:
+    """Give captures of the same label what tells them apart: the run, the step, the call, else the folder."""
+    alike: dict[str, list[PlannedCapture]] = {}
+    for own in planned:
+        alike.setdefault(own.facts.label, []).append(own)
+    apart: dict[str, str] = {}
+    for group in alike.values():
+        if len(group) == 1:
+            continue
+        captures = [own.stored.capture for own in group]
+        words: list[tuple[str, list[object]]] = [
+            ("run", [capture.run_id for capture in captures]),
+            ("step", [capture.step for capture in captures]),
+            ("call", [capture.call for capture in captures]),
+        ]
+        telling = [(name, values) for name, values in words if len(set(values)) > 1]
+        told = [
+            " ".join(f"{name} {values[index]}" for name, values in telling if values[index] is not None)
+            for index in range(len(group))
+        ]
+        if len(set(told)) < len(told):
+            told = [own.facts.path for own in group]
+        apart |= {own.facts.path: words for own, words in zip(group, told, strict=True)}
+    return tuple(
+        replace(own, facts=msgspec.structs.replace(own.facts, apart=apart.get(own.facts.path, ""))) for own in planned
+    )

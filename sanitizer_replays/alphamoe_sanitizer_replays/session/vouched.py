@@ -1,0 +1,54 @@
+"""Captures that lie in a run bundle are those of its run and rank, whole and unchanged, or they prove nothing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from alphamoe_tracers.errors import UsageError
+
+if TYPE_CHECKING:
+    from alphamoe_profiler.bundle import RunBundle
+
+
+def bundle_of(path: Path) -> Path | None:
+    """Give the run bundle that a path is, or that a capture or a folder of captures lies in."""
+    for folder in (path, *path.absolute().parents[:4]):
+        if (folder / "run.json").is_file():
+            return folder
+    return None
+
+
+def open_bundle(path: Path, captures: Sequence[Path]) -> RunBundle:
+    """Open a run bundle whose files agree with each other.
+
+    Args:
+        path: the bundle.
+        captures: folders of captures found in it.
+
+    Raises:
+        UsageError: its files contradict each other, or a capture is reached through a link out of it.
+        EvidenceError: run.json is damaged.
+    """
+    from alphamoe_profiler.bundle import RunBundle
+    from alphamoe_profiler.bundle_files import inside
+
+    bundle = RunBundle.open(path)
+    for folder in captures:
+        inside(path, (folder.absolute().relative_to(path.absolute()) / "capture.json").as_posix())
+    contradictions = bundle.contradictions()
+    if contradictions:
+        more = f" (and {len(contradictions) - 1} more)" if len(contradictions) > 1 else ""
+        raise UsageError(f"{path}: {contradictions[0]}{more}", "its parts are not of one run; nothing of it is judged")
+    return bundle
+
+
+def unproven_captures(bundle: RunBundle, ranks: Iterable[int]) -> list[str]:
+    """Say which captures of some ranks are gone, changed, added, or vouched for by nothing.
+
+    What else is missing of the run is no matter here: a capture needs its rank's file and its own hashes.
+    """
+    from alphamoe_profiler.bundle_check import capture_problems
+
+    return [problem for rank in ranks for problem in capture_problems(bundle, rank)]
