@@ -145,9 +145,9 @@ def test_the_statement_of_a_whole_session_can_be_pasted() -> None:
     """Verdict, kernel, source, GPU, tool, dispatches, controls, and of what was not looked at only what there is."""
     assert session(EVERY).statement == (
         f"PASS: {SYMBOL} (source ab12cd34ef56), NVIDIA H200, compute-sanitizer 2025.3.1.0, "
-        "16 captured eager dispatches (all 4 ranks, all 2 layers, M 1 and 906, variant t8_c8): synccheck, racecheck, memcheck and initcheck clean, "
-        "outputs right; 8 of 8 planted faults caught; not covered: other M and inputs, variant t64_w, "
-        "CUDA graph replays, host API errors"
+        "16 captured eager dispatches (all 4 ranks, all 2 layers, M 1 and 906, variant t8_c8): "
+        "synccheck, racecheck, memcheck and initcheck clean, outputs right; 8 of 8 planted faults caught; "
+        "not covered: other M and inputs, variant t64_w, CUDA graph replays, host API errors"
     )
 
 

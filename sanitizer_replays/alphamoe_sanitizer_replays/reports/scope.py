@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from alphamoe_profiler.printable import printable_line
 from alphamoe_profiler.verdicts import Verdict, worst
 from alphamoe_sanitizer_replays.controls.table import CONTROLS
 from alphamoe_sanitizer_replays.reports.lines import counts_told
@@ -70,8 +71,8 @@ def with_scope(report: SanitizeReport) -> SanitizeReport:
         )
     return msgspec.structs.replace(
         report,
-        statement="\n".join(kernel.statement(alone=len(kernels) == 1) for kernel in kernels),
-        scope=tuple(sentence for kernel in kernels for sentence in kernel.sentences()),
+        statement="\n".join(printable_line(kernel.statement(alone=len(kernels) == 1)) for kernel in kernels),
+        scope=tuple(printable_line(sentence) for kernel in kernels for sentence in kernel.sentences()),
     )
 
 
