@@ -140,19 +140,16 @@ def _sanitize_report(document: dict[str, Any], shown: str) -> dict[str, Any]:
     """Return a report of ``alphamoe-trace sanitize``: a row a replay, a row a finding, a row a control."""
     entries = [own for own in _list(document, "entries") if isinstance(own, dict)][:MAX_CELLS]
     controls = [own for own in _list(document, "controls") if isinstance(own, dict)]
-    version = _text(document.get("tool_version"))
+    version, device = _text(document.get("tool_version")), _text(document.get("device"))
+    tool = f"compute-sanitizer {version}" if version else None
     return {
-        "name": f"sanitizer replays, compute-sanitizer {version}" if version else "sanitizer replays",
+        "name": ", ".join(part for part in ("sanitizer replays", tool, device) if part),
         "kind": "sanitize",
         "verdict": document["verdict"],
         "reason": _text(document.get("reason")) or "",
-        "scope": None,
+        "statement": (_text(document.get("statement")) or "").split("\n"),
         "scopes": [text for text in _list(document, "scope") if isinstance(text, str)][:500],
-        "tool": None,
         "file": shown,
-        "cells": [],
-        "checks": [],
-        "identities": [],
         "replays": [_replay_row(entry) for entry in entries],
         "findings": [
             _finding_row(entry, finding, where)
@@ -182,6 +179,8 @@ def _replay_row(entry: dict[str, Any]) -> dict[str, Any]:
     output = entry.get("output")
     wall = entry.get("wall_s")
     reasons = [text for text in _list(entry, "reasons") if isinstance(text, str)]
+    if allowed := len(_list(entry, "allowed")):
+        reasons.append(f"not clean: {allowed} finding{'' if allowed == 1 else 's'} allowed")
     return {
         "capture": _text(entry.get("label")) or "",
         "variant": _text(entry.get("variant")),

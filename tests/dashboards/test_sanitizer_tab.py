@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import golden
+from msgspec.structs import replace
 
 from alphamoe_dashboards.verdict_facts import SANITIZE_SCHEMA, report_facts
 from alphamoe_profiler.cli import main
@@ -55,6 +56,8 @@ def report(run_id: str | None) -> SanitizeReport:
     return SanitizeReport(
         verdict=Verdict.FAIL,
         reason="racecheck, rank 0 layer 0 M 1, t8_c8: a race",
+        statement="FAIL: k, NVIDIA H200: racecheck: 1 finding in 1 of 1 replay",
+        device="NVIDIA H200",
         scope=("M1, rank 0, layer 0, t8_c8; racecheck 1 hazard, 1 warning",),
         run_id=run_id,
         targets=("RUN",),
@@ -83,7 +86,19 @@ def test_facts_are_read_from_the_report_that_sanitize_writes(tmp_path: Path) -> 
     assert (finding["hazard"], finding["source"], finding["count"]) == ("RAW", "kernel.cu:18", "1024")
     assert [own["control"] for own in facts["controls"]] == ["stmatrix"]
     assert facts["notes"] == ["racecheck: nothing was caught"]
+    assert facts["name"] == "sanitizer replays, compute-sanitizer 2025.3.1.0, NVIDIA H200"
     assert report_facts(tmp_path / "reports", "run-2")[1] == []
+
+
+def test_a_replay_with_an_allowed_finding_is_not_shown_as_clean(tmp_path: Path) -> None:
+    """Its verdict is PASS, and the row says what that rests on."""
+    folder = tmp_path / "reports" / "sanitizer"
+    folder.mkdir(parents=True)
+    (entry,) = report(None).entries
+    accepted = replace(entry, verdict=Verdict.PASS, whole=Verdict.PASS, reasons=(), allowed=("a race: known",))
+    write_reports(replace(report(None), verdict=Verdict.PASS, entries=(accepted,)), folder)
+    _, (facts,), _ = report_facts(tmp_path / "reports")
+    assert [(row["verdict"], row["reason"]) for row in facts["replays"]] == [("PASS", "not clean: 1 finding allowed")]
 
 
 def test_a_damaged_report_of_that_schema_is_shown_without_what_cannot_be(tmp_path: Path) -> None:
@@ -106,7 +121,10 @@ def test_the_tab_shows_scope_replays_controls_and_findings(open_page: Any, tmp_p
     assert main(["dashboard", str(run)]) == 0
     tab = open_page(run / "reports" / "dashboard.html", "#view=sanitizer")
     text = tab.locator("main").inner_text()
-    assert "Scope: M1, rank 0, layer 0, t8_c8; racecheck 1 hazard, 1 warning" in text
+    assert "To quote: FAIL: k, NVIDIA H200: racecheck: 1 finding in 1 of 1 replay" in text
+    assert "compute-sanitizer 2025.3.1.0, NVIDIA H200" in text
+    tab.locator("summary", has_text="Scope of each capture").click()
+    assert "M1, rank 0, layer 0, t8_c8; racecheck 1 hazard, 1 warning" in tab.locator("main").inner_text()
     assert "0 of 1 planted faults caught" in text
     assert "kernel.cu:18" in text
     assert "9.5" in tab.locator("#replay-table").inner_text()

@@ -61,7 +61,8 @@
   function replays(own) {
     const text = (key, title = key) => ({ title, value: (row) => row[key], show: (row) => row[key] ?? "–" }), number = (key, title = key) => ({ title, value: (row) => row[key], show: (row) => many(row[key]), num: true });
     return [
-      ...own.scopes.map((sentence) => note(`Scope: ${sentence}`)),
+      ...own.statement.filter((sentence) => sentence).map((sentence) => note(`To quote: ${sentence}`)),
+      own.scopes.length ? el("details", {}, el("summary", {}, `Scope of each capture (${AMT.count(own.scopes.length)})`), el("ul", {}, own.scopes.map((sentence) => el("li", {}, sentence)))) : null,
       own.replays.length ? AMT.table([text("capture"), text("variant"), text("tool"), { title: "verdict", value: (row) => row.verdict, show: (row) => badge(row.verdict) }, number("hazards"), number("errors"), number("warnings"), text("output"), { title: "wall", value: (row) => row.wall_s, show: (row) => (row.wall_s === null ? "–" : AMT.seconds(row.wall_s)), num: true }, { title: "why", value: (row) => row.reason, cls: "name" }], own.replays, { limit: 200, id: "replay-table" }) : note("Nothing was replayed."),
       own.controls.length ? el("details", {}, el("summary", {}, `Positive controls: ${AMT.count(own.controls.filter((row) => row.caught).length)} of ${AMT.count(own.controls.length)} planted faults caught, ${AMT.count(own.controls.filter((row) => row.sound_clean).length)} sound twins clean`), AMT.table([text("tool"), text("control"), text("mechanism"), { title: "basic", value: (row) => (row.basic ? "yes" : "no") }, { title: "caught", value: (row) => (row.caught ? "yes" : "no") }, { title: "twin clean", value: (row) => (row.sound_clean ? "yes" : "no") }, { title: "why not", value: (row) => row.reason, cls: "name" }], own.controls, { limit: 200, id: "control-table" })) : note("No positive controls were run: nothing that a tool called clean counts."),
       own.allowed.length ? el("div", {}, note("Allowed, and still in the totals:"), el("ul", {}, own.allowed.map((line) => el("li", {}, line)))) : null,
@@ -76,7 +77,7 @@
       for (const own of reports) {
         const keys = [...new Set(own.findings.flatMap((item) => Object.keys(item)))].slice(0, 10);
         main.append(panel("", null, el("div", { class: "verdict" }, badge(own.verdict), el("b", {}, own.tool || own.name), el("div", { class: "reason" }, own.reason)), own.scope ? note(`Scope: ${own.scope}`) : null, ...(own.kind === "sanitize" ? replays(own) : []),
-          keys.length ? AMT.table(keys.map((key) => ({ title: key, value: (row) => row[key] ?? null, cls: "name" })), own.findings, { limit: 100 }) : note("No finding is listed."), own.notes.length ? el("ul", {}, own.notes.map((text) => el("li", {}, text))) : null));
+          keys.length ? AMT.table(keys.map((key) => ({ title: key, value: (row) => row[key] ?? null, cls: "name" })), own.findings, { limit: 100 }) : note("No finding."), own.notes.length ? el("ul", {}, own.notes.map((text) => el("li", {}, text))) : null));
       }
     },
   };
