@@ -37,7 +37,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     """The tool's own first line without severity and prefix."""
     hazard: str | None = None
-    """``RAW``, ``WAR``, ``WAW`` where it can be told."""
+    """``RAW``, ``WAR``, ``WAW`` where it can be told; ``RAW/WAR`` for a write and a read in an order that is not known."""
     kernel: str | None = None
     """Base name of the kernel (outermost device frame), null where the tool names only inlined functions."""
     kernel_truncated: bool = False
@@ -64,6 +64,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     errors: int
     warnings: int = 0
+    infos: int = 0
     hazards: int | None = None
     """racecheck's own number, in its own unit."""
 
@@ -94,6 +95,11 @@ class ToolLog(msgspec.Struct, frozen=True, kw_only=True):
         return sum(summary.warnings for summary in self.summaries)
 
     @property
+    def found_infos(self) -> int:
+        """Infos by the summaries."""
+        return sum(summary.infos for summary in self.summaries)
+
+    @property
     def shown(self) -> int:
         """Blocks that were printed, API errors included."""
         return sum(finding.shown for finding in self.findings)
@@ -116,8 +122,10 @@ class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
     device: str | None = None
     caching_allocator: bool
     """Whether torch's caching allocator was on: it hides out-of-bounds accesses from memcheck."""
-    collector: Literal["off"] = "off"
-    """The tool is itself a CUPTI subscriber; a replay never starts another."""
+    collector: Literal["off", "torch.profiler"] = "off"
+    """The tool is itself a CUPTI subscriber; only a witness run, which has no tool around it, starts another."""
+    witnessed: dict[str, int] | None = None
+    """Kernels that one launch started, full names with their counts. Null where this was no witness run."""
     timings_s: dict[str, float] = {}
     """``process_start`` (spawn to first line of Python), ``imports``, ``compile``, ``upload``, ``launch``,
     ``download``; and ``kernel_us`` statistics only from ``--tool none``."""
@@ -125,6 +133,15 @@ class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
     """Device times of repeated launches without a tool, microseconds."""
     outputs: str | None = None
     """safetensors file of the outputs, relative to the result."""
+
+
+class Witness(msgspec.Struct, frozen=True, kw_only=True):
+    """What one launch of a call started in a run without a tool, for calls whose plug-in cannot tell."""
+
+    kernels: dict[str, int] = {}
+    """Full names with their counts."""
+    problem: str = ""
+    """Why nothing was seen. One line."""
 
 
 class OutputCheck(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,6 +166,7 @@ class ToolRun(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None
     """Null when it was killed."""
     signal: str | None = None
+    """What ended it, where that was not our own doing."""
     timed_out: bool = False
     timeout_s: float
     wall_s: float
@@ -163,7 +181,11 @@ class ToolRun(msgspec.Struct, frozen=True, kw_only=True):
     """What the XML file holds, kept only where the number of its records is not that of the log."""
     symbols: tuple[str, ...] = ()
     """The filter: the tool watched only kernels whose names hold one of these. Empty: it watched every kernel."""
+    variant: str | None = None
+    """That the replay was asked to launch; null for the plug-in's own choice, and where the kernel has none."""
     result: ReplayResult | None = None
+    witness: Witness | None = None
+    """Of the same call, seen without the tool; null where the replay itself says what it launched."""
     problems: tuple[str, ...] = ()
     """Why this run can prove nothing, one sentence each: unknown option, tool missing, log unreadable."""
 

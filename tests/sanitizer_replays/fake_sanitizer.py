@@ -96,7 +96,6 @@ def run_fake(
         symbols=symbols,
         timeout_s=timeout_s,
         result_file=folder / "result.json",
-        target=(TARGET,),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from alphamoe_sanitizer_replays.results import Access, Finding
@@ -58,8 +59,9 @@ def test_an_entry_holds_for_its_versions_and_for_no_unknown_one(version: str | N
 @pytest.mark.parametrize("key", ["symbol", "hazard", "tool", "tool_versions", "reason", "expires"])
 def test_an_entry_without_one_of_its_fields_is_a_usage_error(key: str) -> None:
     text = "\n".join(line for line in ENTRY.splitlines() if not line.startswith(f"{key} "))
-    with pytest.raises(UsageError, match=key):
+    with pytest.raises(UsageError, match=key) as raised:
         parse_allow_list(text, "a.toml")
+    assert raised.value.hint.endswith("symbol, hazard, tool, tool_versions, reason, expires")
 
 
 @pytest.mark.parametrize(
@@ -108,6 +110,46 @@ def test_a_part_of_a_name_covers_nothing(symbol: str) -> None:
 )
 def test_a_file_and_line_narrow_an_entry(more: str, state: str) -> None:
     assert parse_allow_list(ENTRY + more, "a.toml").match(RACE, "2025.3", TODAY)[0] == state
+
+
+@pytest.mark.parametrize(
+    ("hazard", "state"),
+    [
+        ("RAW/WAR", "allowed"),
+        ("hazard", "allowed"),
+        ("WAR", "open"),
+        ("RAW", "open"),
+        ("WAW", "open"),
+        ("Race", "open"),
+    ],
+)
+def test_a_race_that_the_tool_did_not_order_is_covered_by_both_orders_only(hazard: str, state: str) -> None:
+    race = msgspec.structs.replace(RACE, hazard="RAW/WAR")
+    allow = parse_allow_list(ENTRY.replace('hazard = "hazard"', f'hazard = "{hazard}"'), "a.toml")
+    assert allow.match(race, "2025.3", TODAY)[0] == state
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ('hazard = "hazard"', 'hazard = "WAR"', "symbol matched, hazard did not: the finding's is RAW/WAR or hazard"),
+        ("2025.1..2025.4", "2024.1..2024.4", "symbol matched, tool_versions did not: the finding's is 2025.3"),
+        (
+            "expires =",
+            'file = "block_store.cuh"\nline = 5\nexpires =',
+            "symbol matched, file and line did not: the finding's is block_store.cuh:980 and block_store.cuh:991",
+        ),
+        ("cub::V1", "cub::V2", "no finding is of this symbol alone"),
+        ("2026-12-31", "2026-12-30", "another entry covers what it would"),
+    ],
+)
+def test_an_entry_that_was_not_used_says_what_kept_it_from_the_nearest_finding(old: str, new: str, why: str) -> None:
+    race = msgspec.structs.replace(RACE, hazard="RAW/WAR")
+    allow = parse_allow_list(ENTRY.replace(old, new), "a.toml")
+    (note,) = allow.notes([], TODAY, [race], "2025.3")
+    assert note.startswith("allow-list entry not used: cub::V")
+    assert note.endswith(f"; {why}")
+    assert allow.notes([], TODAY)[0].endswith("; nothing was found")
 
 
 def test_expired_and_unused_entries_are_named() -> None:

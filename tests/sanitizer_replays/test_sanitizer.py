@@ -10,10 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
-from fake_sanitizer import CLEAN, LAUNCHED, TARGET, body_of, make_tool, run_fake
+from fake_sanitizer import BANNER, CLEAN, LAUNCHED, TARGET, body_of, make_tool, run_fake
 
 from alphamoe_sanitizer_replays.replays.spec import SPAWNED_VARIABLE
 from alphamoe_sanitizer_replays.results import TOOLS, Tool
+from alphamoe_sanitizer_replays.tool.interrupts import Interrupts
 from alphamoe_sanitizer_replays.tool.process_group import run_group
 from alphamoe_sanitizer_replays.tool.sanitizer import PATH_VARIABLE, find_tool, run_plain, run_tool, tool_argv
 from alphamoe_tracers.errors import EvidenceError, UsageError
@@ -165,13 +166,67 @@ time.sleep(300)
     assert all(map(gone, pids))
 
 
+DAEMON = """
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        open(PID + ".part", "w").write(str(os.getpid()))
+        os.rename(PID + ".part", PID)
+        time.sleep(300)
+    os._exit(0)
+while not os.path.exists(PID):
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_daemon_of_the_program_is_killed_and_a_run_that_it_outlived_has_a_problem(
+    tmp_path: Path, hangs: bool
+) -> None:
+    pid = tmp_path / "pid"
+    ending = "time.sleep(300)" if hangs else body_of(CLEAN["memcheck"])
+    run = run_fake(tmp_path, "memcheck", f"PID = {str(pid)!r}\n{DAEMON}\n{ending}", timeout_s=1.5 if hangs else 20)
+    assert gone(int(pid.read_text()))
+    assert run.timed_out is hangs
+    assert ("outlived it" in " ".join(run.problems)) is not hangs
+
+
+def test_a_second_interrupt_gives_a_deaf_tool_no_more_time(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print(os.getpid(), flush=True)\n"
+        "for _ in range(2): os.kill(os.getppid(), signal.SIGINT); time.sleep(0.3)\n"
+        "time.sleep(300)"
+    )
+    output = tmp_path / "out"
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), Interrupts():
+        run_group([sys.executable, "-ISc", code], env=os.environ, output=output, timeout_s=60, bounds={}, grace_s=30)
+    assert time.monotonic() - begun < 15
+    assert gone(int(output.read_text()))
+
+
+def test_a_second_interrupt_that_raises_still_kills(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print(os.getpid(), flush=True)\n"
+        "for _ in range(2): os.kill(os.getppid(), signal.SIGINT); time.sleep(0.3)\n"
+        "time.sleep(300)"
+    )
+    output = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        run_group([sys.executable, "-ISc", code], env=os.environ, output=output, timeout_s=60, bounds={}, grace_s=30)
+    assert gone(int(output.read_text()))
+
+
 def test_a_child_that_outlives_the_program_is_killed(tmp_path: Path) -> None:
     code = "import subprocess; print(subprocess.Popen(['sleep', '300']).pid, flush=True)"
     output = tmp_path / "out"
     ended = run_group(
         [sys.executable, "-ISc", code], env=os.environ, output=output, timeout_s=20, bounds={}, grace_s=0.1
     )
-    assert (ended.exit_code, ended.timed_out) == (0, False)
+    assert (ended.exit_code, ended.timed_out, ended.outlived, ended.alive) == (0, False, 1, 0)
     assert gone(int(output.read_text()))
 
 
@@ -199,8 +254,18 @@ def test_a_file_that_grows_past_its_bound_ends_the_run(tmp_path: Path) -> None:
         bounds={output: 1 << 20},
         grace_s=0.1,
     )
-    assert ended.too_large == "program.out"
-    assert not ended.timed_out
+    assert (ended.too_large, ended.timed_out, ended.signal) == ("program.out", False, None)
+
+
+def test_the_kernels_under_test_are_those_that_the_program_names_where_every_kernel_is_watched(tmp_path: Path) -> None:
+    text = f"{BANNER}========= Invalid __global__ write of size 4 bytes\n=========     at {{}}+0x10\n========= \n"
+    for name, found in ((TARGET, True), ("ncclDevKernel", False)):
+        run = run_fake(tmp_path, "memcheck", body_of(text.format(name), code=86, records=1), symbols=())
+        assert run.log is not None
+        assert run.log.findings[0].in_target is found
+    run = run_fake(tmp_path, "memcheck", body_of(text.format(TARGET), code=86), symbols=(), result=None)
+    assert run.log is not None
+    assert run.log.findings[0].in_target is None
 
 
 def test_injections_of_others_do_not_reach_the_program_and_its_start_is_told(tmp_path: Path) -> None:

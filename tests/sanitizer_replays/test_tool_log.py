@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fake_sanitizer import BANNER
 
-from alphamoe_sanitizer_replays.results import Tool, ToolLog
+from alphamoe_sanitizer_replays.results import TOOLS, Tool, ToolLog
 from alphamoe_sanitizer_replays.tool.blocks import in_target, names_target, read_location
 from alphamoe_sanitizer_replays.tool.log import MAX_DISTINCT, MAX_LINE, parse_log
 
@@ -165,9 +165,36 @@ def test_a_finding_of_a_shape_that_nobody_knows_is_still_a_finding() -> None:
     assert (finding.kind, finding.in_target, finding.text) == ("other", True, "Brand new fault of 2027")
 
 
-def test_windows_line_ends_and_lines_of_the_program_are_passed_over() -> None:
-    text = f"hello\n{BANNER}== ERROR\n========= ERROR SUMMARY: 3 errors\n".replace("\n", "\r\n")
-    assert parse_log(text, "memcheck", ("k",), True).found_errors == 3
+def test_windows_line_ends_and_blank_lines_are_passed_over() -> None:
+    text = f"{BANNER}\n  \n========= ERROR SUMMARY: 3 errors\n".replace("\n", "\r\n")
+    log = parse_log(text, "memcheck", ("k",), True)
+    assert (log.banner, log.found_errors, log.notices) == (True, 3, ())
+
+
+def test_infos_are_read_from_a_summary() -> None:
+    text = f"{BANNER}========= RACECHECK SUMMARY: 9 hazards displayed (0 errors, 2 warnings, 7 infos)\n"
+    log = parse_log(text, "racecheck", ("k",), True)
+    assert (log.found_errors, log.found_warnings, log.found_infos, log.summaries[0].hazards) == (0, 2, 7, 9)
+
+
+@pytest.mark.parametrize(
+    ("first", "others", "hazard"),
+    [
+        ("Write", ["Write"], "WAW"),
+        ("Write", ["Read"], "RAW/WAR"),
+        ("Read", ["Write", "Write"], "RAW/WAR"),
+        ("Write", ["Read", "Write"], None),
+        ("Atomic", ["Read"], None),
+        ("Write", [], None),
+    ],
+)
+def test_a_race_is_named_by_its_two_accesses_which_have_no_order(
+    first: str, others: list[str], hazard: str | None
+) -> None:
+    text = f"{BANNER}========= Error: Race reported between {first} access at f(int)+0x10 in a.cu:7\n"
+    text += "".join(f"=========     and {other} access at f(int)+0x20 in a.cu:9 [8 hazards]\n" for other in others)
+    (finding,) = parse_log(text + "========= \n", "racecheck", ("f",), True).findings
+    assert finding.hazard == hazard
 
 
 def test_names_that_steer_a_terminal_are_shown_as_escapes() -> None:
@@ -192,20 +219,75 @@ def test_the_older_words_for_a_race_are_read() -> None:
         ("void ns::moe_gemm<(int)8>(float *)", True),
         ("moe_gemm", True),
         ("moe_gemm_0d1d2de3", True),
-        ("moe_gemm_gptq", False),
+        ("_Z8moe_gemmPf", True),
+        ("_ZN2ns8moe_gemmILi8EEEvPf", True),
+        ("_Z8moe_gemmPf.constprop.0", True),
+        ("moe_gemm.constprop.0", True),
+        ("moe_gemm_$_isra", True),
+        ("moe_gemm_gptq", None),
+        ("__nv_static_12__x_cu__Z8moe_gemmPf", None),
+        ("_Z8moe_gemmPf_x", None),
+        ("_Z8moe_g...", None),
+        ("_Z5otherPf", False),
         ("void moe_gemm<Tile<1, ... 4>>(P)", True),
         ("void ns::moe_g...", None),
         ("void ns::other_...", False),
     ],
 )
-def test_a_name_is_the_targets_by_its_base_and_a_cut_base_tells_nothing(name: str, same: bool | None) -> None:
+def test_a_name_is_the_targets_by_its_base_in_any_form_and_one_that_only_holds_it_tells_nothing(
+    name: str, same: bool | None
+) -> None:
     assert names_target(name, ("moe_gemm",)) is same
 
 
 def test_a_kernel_that_the_filter_cannot_have_let_through_is_not_placed() -> None:
     assert in_target("memory", "ncclDevKernel", (), ("moe_gemm",), True) is None
     assert in_target("memory", "ncclDevKernel", (), ("moe_gemm",), False) is False
-    assert in_target("memory", "moe_gemm_gptq", (), ("moe_gemm",), True) is False
+
+
+@pytest.mark.parametrize("name", ["__nv_static_12__moe_gemm", "_Z8moe_gemmPf_x", "moe_g...", None])
+def test_under_a_filter_a_finding_whose_name_is_not_understood_is_the_targets(name: str | None) -> None:
+    assert in_target("memory", name, (), ("moe_gemm",), True) is True
+    assert in_target("memory", name, (), ("moe_gemm",), False) is None
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_where_no_kernel_is_known_to_be_under_test_no_finding_is_another_ones(tool: Tool) -> None:
+    block = "========= Invalid __global__ write of size 4 bytes\n=========     at moe_gemm+0x10\n"
+    if tool == "racecheck":
+        block = "========= Error: Race reported between Write access at f(int)+0x1\n"
+        block += "=========     and Read access at g(int)+0x2\n"
+    (finding,) = parse_log(BANNER + block + "========= \n", tool, (), False).findings
+    assert finding.in_target is None
+
+
+UNKNOWN = [
+    "Invalid __global__ write of size 4 bytes",
+    " ========= Invalid __global__ write of size 4 bytes",
+    "\x1b[31m========= Invalid __global__ write of size 4 bytes\x1b[0m",
+    "======== Invalid __global__ write of size 4 bytes",
+    "========== Invalid __global__ write of size 4 bytes",
+    "Internal Sanitizer Error: the tool failed",
+    "Segmentation fault (core dumped)",
+    "========= " + " " * MAX_LINE + "Invalid __global__ write of size 4 bytes",
+    BANNER.rstrip(),
+]
+
+
+@pytest.mark.parametrize("line", UNKNOWN)
+@pytest.mark.parametrize("behind", [False, True])
+def test_every_line_that_is_not_understood_is_a_notice(line: str, behind: bool) -> None:
+    summary = "========= ERROR SUMMARY: 0 errors\n"
+    text = BANNER + (f"{summary}{line}\n" if behind else f"{line}\n{summary}")
+    log = parse_log(text, "memcheck", ("k",), True)
+    assert (log.banner, len(log.notices), log.findings) == (True, 1, ())
+
+
+@pytest.mark.parametrize("before", ["\n", "hello\n", "========= ERROR SUMMARY: 0 errors\n", "========= \n", "\ufeff"])
+def test_a_first_line_that_is_not_the_first_is_none(before: str) -> None:
+    log = parse_log(f"{before}{BANNER}========= ERROR SUMMARY: 0 errors\n", "memcheck", ("k",), True)
+    assert not log.banner
+    assert log.notices
 
 
 def test_a_location_is_read_without_its_folder() -> None:
@@ -242,6 +324,23 @@ def test_a_line_without_end_costs_no_time_and_hides_nothing_behind_it() -> None:
     assert time.monotonic() - begun < 2
     assert (log.shown, log.found_errors, log.cut) == (1, 1, False)
     assert len(log.findings[0].text) < MAX_LINE
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"x{' ' * 16_000}x",
+        "[1" * 8_000,
+        f"and Write access at k_0{'1' * 8_000}x",
+        f"at k+0x{':1' * 8_000}",
+        f"thread ({'1' * 8_000}",
+    ],
+)
+def test_no_line_costs_more_time_than_its_length(line: str) -> None:
+    text = f"{BANNER}========= Invalid write {line}\n=========     {line}\n========= \n" * 20
+    begun = time.monotonic()
+    parse_log(text, "racecheck", ("k",), True)
+    assert time.monotonic() - begun < 2
 
 
 def test_what_lies_behind_the_bound_of_a_log_makes_it_cut(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ def test_a_recorded_race_is_placed_as_in_the_log() -> None:
     assert finding.other is not None
     assert (finding.severity, finding.where.line, finding.other.line, finding.other.access) == ("error", 18, 20, "Read")
     assert (finding.where.file, finding.in_target, finding.count) == ("planted_faults.cu", True, 1024)
+    assert finding.hazard == "RAW/WAR"
 
 
 @pytest.mark.parametrize(

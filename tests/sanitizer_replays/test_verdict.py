@@ -102,6 +102,8 @@ DAMAGES: dict[str, dict[str, Any]] = {
     "failed": {"result": msgspec.structs.replace(LAUNCHED, status="failed", error="x")},
     "not launched": {"result": msgspec.structs.replace(LAUNCHED, launches=0)},
     "launched by a plug-in that cannot know": {"result": msgspec.structs.replace(LAUNCHED, launches=None)},
+    "no variant told": {"variant": "t8_c8"},
+    "another variant": {"variant": "t8_c8", "result": msgspec.structs.replace(LAUNCHED, variant="t64_w")},
     "another launched": {"result": msgspec.structs.replace(LAUNCHED, symbols=("other",))},
     "another watched": {"symbols": ("other",)},
     "caching allocator": {"result": msgspec.structs.replace(LAUNCHED, caching_allocator=True)},
@@ -129,6 +131,9 @@ LOGS = {
     "no banner": "========= ERROR SUMMARY: 0 errors\n",
     "cut line": f"{BANNER}========= ERROR SUMMARY: 0 errors",
     "cut number": f"{BANNER}========= ERROR SUMMARY: 0 error",
+    "words without the mark": f"{BANNER}Segmentation fault (core dumped)\n========= ERROR SUMMARY: 0 errors\n",
+    "words behind the summary": f"{CLEAN['memcheck']}Internal Sanitizer Error: the tool failed\n",
+    "banner in the second line": f"\n{CLEAN['memcheck']}",
     "two runs": CLEAN["memcheck"] * 2,
     "two summaries": CLEAN["memcheck"] + "========= ERROR SUMMARY: 0 errors\n",
     "another tool": CLEAN["racecheck"],
@@ -221,6 +226,27 @@ def test_no_symbol_anywhere_is_inconclusive() -> None:
     assert judged(a_run(result=nameless, filtered=False), symbols=()).target is Verdict.INCONCLUSIVE
 
 
+@pytest.mark.parametrize("name", [TARGET, f"_Z8{TARGET}Pf", f"{TARGET}.constprop.0", f"__nv_static_1__{TARGET}"])
+def test_a_fault_of_the_target_in_any_form_of_its_name_fails(name: str) -> None:
+    assert judged(a_run(text=with_fault(name))).target is Verdict.FAIL
+
+
+def test_a_fault_of_what_may_be_the_target_is_never_clean_without_a_filter() -> None:
+    assert judged(a_run(text=with_fault(f"__nv_static_1__{TARGET}"), filtered=False)).target is Verdict.INCONCLUSIVE
+
+
+def test_infos_that_are_counted_and_not_shown_are_not_clean() -> None:
+    text = f"{BANNER}========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings, 7 infos)\n"
+    verdict = judged(a_run("racecheck", text))
+    assert verdict.target is Verdict.INCONCLUSIVE
+    assert "7 infos" in verdict.reasons[0]
+
+
+def test_a_file_that_grew_too_large_is_the_reason_and_not_our_own_signal() -> None:
+    verdict = judged(a_run(exit_code=None, problems=("tool.log grew past 64 MiB; killed",)))
+    assert verdict.reasons == ("tool.log grew past 64 MiB; killed",)
+
+
 def test_a_host_call_that_reports_a_failed_kernel_leaves_the_target_open() -> None:
     call = 'Program hit CUDA_ERROR_ILLEGAL_ADDRESS (error 700) due to "x" on CUDA API call to cuCtxSynchronize.'
     text = f"{BANNER}========= {call}\n========= \n========= ERROR SUMMARY: 1 error\n"
@@ -229,7 +255,7 @@ def test_a_host_call_that_reports_a_failed_kernel_leaves_the_target_open() -> No
 
 
 def test_unprinted_findings_are_not_the_targets_where_the_log_shows_those_of_others() -> None:
-    text = f"{BANNER}{FAULT.format(f'{TARGET}_v2')}========= ERROR SUMMARY: 3 errors\n"
+    text = f"{BANNER}{FAULT.format('ncclDevKernel')}========= ERROR SUMMARY: 3 errors\n"
     verdict = judged(a_run(text=text))
     assert (verdict.target, verdict.whole) == (Verdict.INCONCLUSIVE, Verdict.FAIL)
 

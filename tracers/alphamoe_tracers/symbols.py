@@ -13,7 +13,7 @@ from importlib import resources
 
 _ANONYMOUS = "(anonymous namespace)"
 _OPENING = {"<": ">", "(": ")", "{": "}", "[": "]"}
-_TRITON_SIGNATURE = re.compile(r"_0[dce]*(?:\d+[dce]*)*$")
+_TRITON_SIGNATURE = re.compile(r"_0[dce\d]*$")
 
 
 @lru_cache(maxsize=65536)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from alphamoe_sanitizer_replays.results import Access, Finding, FindingKind, Position, Severity, Tool
-from alphamoe_tracers.symbols import base_name, triton_base
+from alphamoe_tracers.symbols import base_name, demangle, triton_base
 
 MAX_TEXT = 2_000
 """Characters of a name or line that a report keeps."""
@@ -47,11 +47,13 @@ _CLUSTER_RANK = re.compile(r"\(?block rank (\d+)\)?")
 _ADDRESS = re.compile(
     r"(?:Address|Access to|access to|shared address|at __shared__|Leaked \d+ bytes at) (0x[0-9a-fA-F]+)"
 )
-_HAZARD_COUNT = re.compile(r"\s*\[(\d+) hazards?\]\s*$")
+_HAZARD_COUNT = re.compile(r"\[(\d+) hazards?\]$")
 _ACCESS = re.compile(r"(Read|Write|Atomic|Read/Write) access at ")
 _HAZARD_THREAD = re.compile(r"(Read|Write|Atomic) Thread \(\d+, ?\d+, ?\d+\)(?: \(block rank \d+\))? at ")
 _HAZARD_TYPE = re.compile(r"\b(RAW|WAR|WAW) hazard")
 _HOST_ACCESS = re.compile(r"on access by (\w+)")
+_CLONE = re.compile(r"_?[.$]")
+"""What a compiler puts between a function's name and its own mark: ``moe_gemm.constprop.0``, ``moe_gemm_$_isra``."""
 _FRAME = "Device Frame:"
 
 
@@ -80,14 +82,13 @@ def finding_of(tool: Tool, lines: Sequence[str], target: tuple[str, ...], filter
     rank = _CLUSTER_RANK.search(text)
     hazard = _HAZARD_TYPE.search(head)
     address = _ADDRESS.search(text)
-    both_write = len(accesses) > 1 and all(access.access == "Write" for access in accesses)
     return Finding(
         tool=tool,
         severity=severity,
         kind=kind,
         text=head[:MAX_TEXT],
-        hazard=hazard[1] if hazard else "WAW" if both_write else None,
-        kernel=None if kernel is None else base_name(kernel),
+        hazard=hazard[1] if hazard else hazard_of(accesses),
+        kernel=None if kernel is None else base_name(demangle(kernel)),
         kernel_truncated=any("..." in name or "…" in name for name in [*frames, *(a.function for a in accesses)]),
         where=accesses[0] if accesses else None,
         other=accesses[1] if len(accesses) > 1 else None,
@@ -114,31 +115,50 @@ def in_target(
 ) -> bool | None:
     """Say whether a finding is of the kernel under test; None where neither name nor filter tells.
 
-    A filter makes every finding one of the target, unless the finding names another kernel. Where it names one that
-    the filter cannot have let through, one of the two is wrong, and nothing is known.
+    Another kernel's is a finding only in a run that watched every kernel, and only where it names one that holds no
+    symbol of the target. Under a filter the watched kernels alone can have findings, so one whose name is missing, cut
+    or not understood is the target's. Where it names a kernel that the filter cannot have let through, one of the two
+    is wrong, and nothing is known. Nor is anything known where no kernel is known to be under test.
     """
     if kind in ("api", "leak"):
         return False
-    if kind == "internal":
+    if kind == "internal" or not target:
         return None
-    if kernel is not None:
-        same = names_target(kernel, target)
-        if same is not False or not filtered:
-            return same
-        return False if any(symbol in kernel for symbol in target) else None
-    if any(names_target(access.function, target) for access in accesses):
-        return True
-    return True if filtered else None
+    if kernel is None:
+        return True if filtered or any(names_target(access.function, target) for access in accesses) else None
+    same = names_target(kernel, target)
+    if filtered:
+        return None if same is False else True
+    return same
 
 
 def names_target(name: str, target: tuple[str, ...]) -> bool | None:
-    """Say whether a kernel's full or base name is one of the target's; None for a name cut too early to tell."""
-    base = base_name(name)
+    """Say whether a kernel's name in any form is one of the target's.
+
+    None for a name that was cut too early to tell, and for one that holds a symbol inside a longer name: a namesake
+    (``moe_gemm_gptq``), or the symbol in a decoration that nobody here knows (``__nv_static_12__moe_gemm``).
+    """
+    base = base_name(demangle(name))
+    if not {base, triton_base(base), _CLONE.split(base, maxsplit=1)[0]}.isdisjoint(target):
+        return True
+    if any(symbol in base for symbol in target):
+        return None
     for mark in ("...", "…"):
         if mark in base:  # an ellipsis inside the template arguments leaves the base name whole
             stem = base[: base.index(mark)].rstrip()
-            return None if any(symbol.startswith(stem) for symbol in target) else False
-    return base in target or triton_base(base) in target
+            return None if stem.startswith("_Z") or any(symbol.startswith(stem) for symbol in target) else False
+    return False
+
+
+def hazard_of(accesses: Sequence[Access]) -> str | None:
+    """Name the hazard of the accesses that race: the first, and each that races with it.
+
+    racecheck's analysis names accesses and cannot order them, so a write and a read are ``RAW/WAR``. None where an
+    access is of another kind, or where the pairs are not all of one kind.
+    """
+    pairs = [{accesses[0].access, other.access} for other in accesses[1:]]
+    kinds = {"WAW": {"Write"}, "RAW/WAR": {"Read", "Write"}}
+    return next((hazard for hazard, kind in kinds.items() if pairs and all(pair == kind for pair in pairs)), None)
 
 
 def read_location(text: str) -> Access:
@@ -173,11 +193,11 @@ def _accesses(head: str, under: Sequence[str]) -> tuple[list[Access], int]:
     found: list[Access] = []
     count = 0
     for line in (head, *under):
-        text = line
+        text = line.rstrip()
         hazards = _HAZARD_COUNT.search(text)
         if hazards:
             count += int(hazards[1][:15])
-            text = text[: hazards.start()]
+            text = text[: hazards.start()].rstrip()
         match = _ACCESS.search(text) or _HAZARD_THREAD.match(text)
         if match is not None:
             place = read_location(text[match.end() :])

@@ -16,7 +16,8 @@ class Interrupts:
     """While it is entered, the first of the signals raises KeyboardInterrupt in the main thread.
 
     Later ones, and all after :meth:`hold`, raise nothing: what is ending must not be torn out of its cleaning up, which
-    would leave tools running. They take from tools the time to end by themselves. A signal that was ignored before (``nohup``) stays ignored.
+    would leave tools running. They take from tools the time to end by themselves. A signal that was ignored before
+    (``nohup``) stays ignored.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,7 @@
 """Read the text log of compute-sanitizer: banner, findings, summaries, and every line that is none of these.
 
-Nothing is dropped. A line that this module does not know becomes a notice, and a run with notices is not clean.
+Nothing is dropped but blank lines: the tool alone writes to this file. A line that this module does not know becomes a
+notice, with or without the tool's mark before it, and a run with notices is not clean.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class _Reader:
         self._tool = tool
         self._target = target
         self._filtered = filtered
-        self._banners = 0
+        self._banner = False
         self._summaries: list[Summary] = []
         self._not_printed = 0
         self._findings = Folded()
@@ -112,11 +113,18 @@ class _Reader:
         self._cut = False
 
     def read(self, stream: TextIO, limit_bytes: int | None = None) -> None:
-        for line in _lines(stream, limit_bytes):
+        for number, line in enumerate(_lines(stream, limit_bytes)):
+            text = printable_line(line.rstrip("\r\n"))
             if not line.endswith("\n"):  # "0 error" may be the start of "0 errors"
                 self._cut = True
-            if line.startswith(_PREFIX):
-                self._line(printable_line(line.rstrip("\r\n")[len(_PREFIX) :]))
+            if len(line) > MAX_LINE:
+                self._note(f"a line of more than {MAX_LINE} characters")
+            if number == 0 and text.rstrip() == f"{_PREFIX} {_BANNER}":
+                self._banner = True
+            elif text.startswith(_PREFIX):
+                self._line(text[len(_PREFIX) :])
+            elif text.strip():
+                self._note(f"a line without the tool's mark: {text.strip()}")
         self._cut = self._cut or bool(self._block)
         self._close()
 
@@ -135,15 +143,14 @@ class _Reader:
 
     def _head(self, text: str) -> None:
         if text == _BANNER:
-            self._banners += 1
-            if self._banners > 1:
-                self._note("a second first line: logs of two runs in one file")
+            self._note("the tool's first line, further down: logs of two runs in one file, or of something else")
         elif match := _NOT_PRINTED.match(text):
             self._not_printed += _number(match[1])
         elif match := _ERRORS.fullmatch(text):
             self._summary(Summary(errors=_number(match[1])), own=self._tool != "racecheck", text=text)
         elif match := _HAZARDS.fullmatch(text):
-            summary = Summary(errors=_number(match[2]), warnings=_number(match[3]), hazards=_number(match[1]))
+            hazards, errors, warnings, infos = (_number(number) for number in match.groups("0"))
+            summary = Summary(errors=errors, warnings=warnings, infos=infos, hazards=hazards)
             self._summary(summary, own=self._tool == "racecheck", text=text)
         else:
             self._block = [text]
@@ -172,7 +179,7 @@ class _Reader:
     def log(self) -> ToolLog:
         return ToolLog(
             tool=self._tool,
-            banner=self._banners > 0,
+            banner=self._banner,
             summaries=tuple(self._summaries),
             findings=self._findings.findings(),
             not_printed=self._not_printed,

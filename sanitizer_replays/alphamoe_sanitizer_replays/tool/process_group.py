@@ -1,7 +1,8 @@
 """Run one command in a session of its own, and leave nothing of it running.
 
 A tool forks the program under test, which may fork again, and a hung GPU process ignores polite signals. So the end of
-a run, whatever it is, kills the whole group and every descendant that left the group for a session of its own.
+a run, whatever it is, kills the whole group and every process that left it: descendants in sessions of their own, and
+daemons, which are known by a mark in the environment that they inherited.
 """
 
 from __future__ import annotations
@@ -9,16 +10,24 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import threading
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from alphamoe_sanitizer_replays.tool.leash import start_on_leash
+
 POLL_S = 0.02
 GRACE_S = 2.0
 """Between SIGTERM and SIGKILL: time for a tool to write out what it has."""
+KILL_S = 5.0
+"""For killed processes to be gone; one that a driver holds may never be."""
+MARK_VARIABLE = "ALPHAMOE_TRACE_RUN_MARK"
+"""In the environment of every process of one run, and of no other's."""
+KILL_NOW = threading.Event()
+"""Set by who was told to stop once more: whatever is being ended gets no more time for it."""
 INTERRUPTED = threading.Event()
 """Set by who was told to stop: Ctrl-C reaches the main thread alone, and commands run in others."""
 
@@ -30,10 +39,15 @@ class Ended:
     exit_code: int | None
     """Null when a signal ended it, ours or another's."""
     signal: str | None
+    """The signal that ended it, where it was not ours."""
     timed_out: bool
     too_large: str | None
     """Name of the file that grew past its bound, for which the command was killed."""
     wall_s: float
+    outlived: int = 0
+    """Processes that were still there a grace after the program had ended by itself. They were killed."""
+    alive: int = 0
+    """Processes that could not be killed."""
 
 
 def run_group(
@@ -53,19 +67,17 @@ def run_group(
         output: file for its stdout and stderr together. There is no pipe that an orphan could hold open.
         timeout_s: seconds until it is killed.
         bounds: files that it writes, with the bytes that each may have.
-        grace_s: seconds between the polite signal and the other one.
+        grace_s: seconds between the polite signal, or the program's own end, and the other signal.
 
     Raises:
         OSError: it could not be started, or ``output`` could not be written.
         KeyboardInterrupt: ``INTERRUPTED`` was set; the command is killed.
     """
     begun = time.monotonic()
+    mark = uuid.uuid4().hex
     with output.open("wb") as stream:
-        process = subprocess.Popen(
-            list(argv), stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, env=dict(env),
-            start_new_session=True,
-        )  # fmt: skip
-    timed_out, too_large = False, None
+        process = start_on_leash(argv, env={**env, MARK_VARIABLE: mark}, output=stream)
+    timed_out, too_large, outlived, alive = False, None, 0, 0
     try:
         while not _ended(process.pid):
             if INTERRUPTED.is_set():
@@ -76,15 +88,16 @@ def run_group(
                 break
             time.sleep(POLL_S)
     finally:  # also for Ctrl-C
-        _kill(process.pid, grace_s)
-        process.wait()
-    code = process.returncode
+        outlived, alive = _end(process.pid, f"{MARK_VARIABLE}={mark}".encode(), grace_s)
+        code = process.poll()  # null where it could not be killed
     return Ended(
-        exit_code=code if code >= 0 else None,
-        signal=_signal_name(-code) if code < 0 else None,
+        exit_code=code if code is not None and code >= 0 else None,
+        signal=_signal_name(-code) if code is not None and code < 0 and not (timed_out or too_large) else None,
         timed_out=timed_out,
         too_large=too_large,
         wall_s=time.monotonic() - begun,
+        outlived=outlived,
+        alive=alive,
     )
 
 
@@ -93,20 +106,40 @@ def _ended(pid: int) -> bool:
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def _kill(pid: int, grace_s: float) -> None:
-    strays = _descendants(pid)
-    if not _ended(pid):
-        _signal_group(pid, signal.SIGTERM)
+def _end(pid: int, mark: bytes, grace_s: float) -> tuple[int, int]:
+    """End a run; gives how many processes outlived a program that ended by itself, and how many cannot be killed."""
+    by_itself = _ended(pid)
+    known: set[tuple[int, str]] = set()
+    try:
+        known = _family(pid, mark)
+        if not by_itself:
+            _signal_group(pid, signal.SIGTERM)
         until = time.monotonic() + grace_s
-        while not _ended(pid) and time.monotonic() < until:
-            strays |= _descendants(pid)
+        while known if by_itself else not _ended(pid):
+            if KILL_NOW.is_set() or time.monotonic() > until:
+                break
             time.sleep(POLL_S)
-    strays |= _descendants(pid)
-    _signal_group(pid, signal.SIGKILL)
-    for stray, started in strays:
-        if _started(stray) == started:  # its number was not given to another process meanwhile
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(stray, signal.SIGKILL)
+            known = {one for one in known if _lives(*one)} | _family(pid, mark)
+        outlived = len(known) if by_itself else 0
+    finally:  # also where Ctrl-C comes a second time
+        alive = _kill(pid, mark, known)
+    return outlived, alive
+
+
+def _kill(pid: int, mark: bytes, known: set[tuple[int, str]]) -> int:
+    """Kill a run's processes until none is left; gives how many are there all the same: a driver may hold one."""
+    until = time.monotonic() + KILL_S
+    while True:
+        _signal_group(pid, signal.SIGKILL)
+        known = {one for one in known | _family(pid, mark) if _lives(*one)}
+        for stray, started in known:
+            if _started(stray) == started:  # its number was not given to another process meanwhile
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(stray, signal.SIGKILL)
+        alive = len(known) + (not _ended(pid))
+        if not alive or time.monotonic() > until:
+            return alive
+        time.sleep(POLL_S)
 
 
 def _signal_group(pid: int, number: signal.Signals) -> None:
@@ -114,27 +147,39 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
         os.killpg(pid, number)
 
 
-def _descendants(pid: int) -> set[tuple[int, str]]:
-    """Give the children, and theirs, as (pid, start time); empty where there is no ``/proc``."""
+def _family(pid: int, mark: bytes) -> set[tuple[int, str]]:
+    """Give every process of a run but its first one as (pid, start time); empty where there is no ``/proc``.
+
+    These are the first one's descendants, its session, and all that carry the run's mark in their environment: a daemon
+    is nobody's child, but it inherits that.
+    """
     parents: dict[int, list[int]] = {}
+    found: set[int] = set()
     for entry in Path("/proc").glob("[0-9]*"):
-        fields = _stat(int(entry.name))
+        own = int(entry.name)
+        fields = _stat(own)
         if fields is not None:
-            parents.setdefault(int(fields[1]), []).append(int(entry.name))
-    found: set[tuple[int, str]] = set()
-    waiting = [pid]
+            parents.setdefault(int(fields[1]), []).append(own)
+            with contextlib.suppress(OSError):  # of another user, or gone
+                if int(fields[3]) == pid or mark in (entry / "environ").read_bytes():
+                    found.add(own)
+    waiting = [pid, *found]
     while waiting:
-        for child in parents.get(waiting.pop(), []):
-            started = _started(child)
-            if started is not None and (child, started) not in found:
-                found.add((child, started))
-                waiting.append(child)
-    return found
+        children = [child for child in parents.get(waiting.pop(), []) if child not in found]
+        found.update(children)
+        waiting += children
+    starts = ((own, _started(own)) for own in found - {pid})
+    return {(own, started) for own, started in starts if started is not None and _lives(own, started)}
+
+
+def _lives(pid: int, started: str) -> bool:
+    fields = _stat(pid)
+    return fields is not None and fields[0] not in "ZX" and _started(pid) == started
 
 
 def _started(pid: int) -> str | None:
     fields = _stat(pid)
-    return None if fields is None or len(fields) < 20 else fields[19]
+    return None if fields is None else fields[19]
 
 
 def _stat(pid: int) -> list[str] | None:
@@ -144,7 +189,7 @@ def _stat(pid: int) -> list[str] | None:
     except OSError:
         return None
     fields = text.rpartition(")")[2].split()
-    return fields if len(fields) > 1 else None
+    return fields if len(fields) > 19 else None
 
 
 def _size(path: Path) -> int:

@@ -143,9 +143,11 @@ def run_tool(
     env: Mapping[str, str] | None = None,
     result_file: Path | None = None,
     relative_to: Path | None = None,
-    target: Sequence[str] | None = None,
+    variant: str | None = None,
 ) -> ToolRun:
     """Run a program under one tool, to its end or its timeout.
+
+    The kernels under test are those that it watches, and where that is every kernel, those that the program names.
 
     Args:
         tool: which tool.
@@ -157,7 +159,7 @@ def run_tool(
         env: what :func:`replays.spec.child_environment` starts from; this process's own environment when null.
         result_file: where the program writes its :class:`ReplayResult`; one that lies there already is removed.
         relative_to: what the file names of the record are relative to; ``folder`` when null.
-        target: base names of the kernels under test where they are not ``symbols``.
+        variant: that the program was asked to launch.
 
     Raises:
         UsageError: a symbol cannot be a filter.
@@ -168,7 +170,8 @@ def run_tool(
     problems: list[str] = []
     bounds = {files.log: MAX_LOG_BYTES, files.xml: MAX_XML_BYTES, files.output: MAX_OUTPUT_BYTES}
     ended = _run(argv, files, env, timeout_s, result_file, bounds, problems)
-    under_test = tuple(symbols if target is None else target)
+    result = _read_result(result_file, problems)
+    under_test = tuple(symbols) or (() if result is None else result.symbols)
     log = _read_log(files, tool, under_test, bool(symbols), problems) if ended else None
     records, findings = _read_xml(files, tool, under_test, bool(symbols), problems) if ended else (None, ())
     if log is not None and records == log.shown:
@@ -190,7 +193,8 @@ def run_tool(
         xml_records=records,
         xml_findings=findings,
         symbols=tuple(symbols),
-        result=_read_result(result_file, problems),
+        variant=variant,
+        result=result,
         problems=tuple(problems),
     )
 
@@ -203,6 +207,7 @@ def run_plain(
     env: Mapping[str, str] | None = None,
     result_file: Path | None = None,
     relative_to: Path | None = None,
+    variant: str | None = None,
 ) -> ToolRun:
     """Run a program without a tool (``--tool none``); the arguments are those of :func:`run_tool`."""
     files = _Files(folder.resolve())
@@ -221,6 +226,7 @@ def run_plain(
         wall_s=ended.wall_s if ended else 0.0,
         log_file=_name(files.output, relative_to or folder),
         log=None,
+        variant=variant,
         result=_read_result(result_file, problems),
         problems=tuple(problems),
     )
@@ -246,6 +252,10 @@ def _run(
     except OSError as error:
         problems.append(f"{Path(argv[0]).name} could not be started: {error.strerror or error}")
         return None
+    if ended.alive:
+        problems.append(f"{ended.alive} of its processes cannot be killed")
+    if ended.outlived:
+        problems.append(f"{ended.outlived} of its processes outlived it and were killed: what they did was not logged")
     if ended.too_large:
         problems.append(f"{ended.too_large} grew past {bounds[files.folder / ended.too_large] >> 20} MiB; killed")
     return ended

@@ -13,16 +13,18 @@ from xml.parsers import expat
 
 from alphamoe_profiler.printable import printable_line
 from alphamoe_sanitizer_replays.results import Access, Finding, FindingKind, Position, Severity, Tool
-from alphamoe_sanitizer_replays.tool.blocks import KIND_OF_TOOL, MAX_TEXT, in_target
+from alphamoe_sanitizer_replays.tool.blocks import KIND_OF_TOOL, MAX_TEXT, hazard_of, in_target
 from alphamoe_sanitizer_replays.tool.log import Folded
 from alphamoe_tracers.errors import EvidenceError
-from alphamoe_tracers.symbols import base_name
+from alphamoe_tracers.symbols import base_name, demangle
 
 ROOT = "ComputeSanitizerOutput"
 MAX_XML_BYTES = 256 << 20
 MAX_DEPTH = 32
 MAX_RECORD_ELEMENTS = 10_000
 _CHUNK_BYTES = 1 << 16
+_OF_TOOL = ("analysis", "hazard", "race", "precise", "imprecise", "memcheck", "synccheck", "initcheck", "racecheck")
+"""Kinds of record that are what the tool looks for: ``Precise`` is memcheck's word for an access with its place."""
 _KINDS: dict[str, FindingKind] = {"api": "api", "leak": "leak", "internal": "internal"}
 _SEVERITIES: dict[str, Severity] = {"error": "error", "warning": "warning", "info": "info"}
 
@@ -127,24 +129,24 @@ def _finding(record: ET.Element, tool: Tool, target: tuple[str, ...], filtered: 
     text = ": ".join(filter(None, (_text_of(record, "what/text"), _text_of(record, "what/type")))) or "record"
     host_access = text.startswith("Host API memory access error")
     kind = KIND_OF_TOOL[tool] if host_access else _kind(record, tool)
-    first, second = _access(record, "what/source"), _access(record, "what/destination")
+    first = _access(record.find("what/source"))
+    raced = [access for node in record.iterfind("what/destination") if (access := _access(node)) is not None]
     where = first or _place(record, "where")
     frames = [name for frame in record.iterfind("deviceStack/frame") if (name := _text_of(frame, "func"))]
     kernel = frames[-1] if frames else None
     if kernel is None and tool != "racecheck" and where is not None:
         kernel = where.function
-    accesses = [access for access in (where, second) if access is not None]
-    both_write = len(accesses) > 1 and all(access.access == "Write" for access in accesses)
+    accesses = [*([] if where is None else [where]), *raced]
     return Finding(
         tool=tool,
         severity=_SEVERITIES.get((_text_of(record, "level") or "error").lower(), "error"),
         kind=kind,
         text=text,
-        hazard="WAW" if both_write else None,
-        kernel=None if kernel is None else base_name(kernel),
+        hazard=hazard_of(accesses) if first is not None else None,
+        kernel=None if kernel is None else base_name(demangle(kernel)),
         kernel_truncated=any("..." in name for name in (*frames, *(access.function for access in accesses))),
         where=where,
-        other=second,
+        other=raced[0] if raced else None,
         thread=_position(record, "who/threadIdx"),
         block=_position(record, "who/blockIdx"),
         address=_text_of(record, "what/address"),
@@ -156,13 +158,12 @@ def _finding(record: ET.Element, tool: Tool, target: tuple[str, ...], filtered: 
 
 def _kind(record: ET.Element, tool: Tool) -> FindingKind:
     named = (_text_of(record, "kind") or "").lower()
-    if named in ("analysis", "hazard", "race", "memcheck", "synccheck", "initcheck", "racecheck"):
+    if named in _OF_TOOL:
         return KIND_OF_TOOL[tool]
     return next((kind for start, kind in _KINDS.items() if named.startswith(start)), "other")
 
 
-def _access(record: ET.Element, path: str) -> Access | None:
-    node = record.find(path)
+def _access(node: ET.Element | None) -> Access | None:
     place = None if node is None else _place(node, "where")
     if node is None or place is None:
         return None

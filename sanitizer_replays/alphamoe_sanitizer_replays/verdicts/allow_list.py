@@ -2,7 +2,7 @@
 
     [[allow]]
     symbol = "cub::BlockStore::Store"    # kernel or function: base name, or qualified without template arguments
-    hazard = "WAR"                       # or RAW, WAW, a kind of finding (memory, ...), the tool's own text
+    hazard = "RAW/WAR"                   # or WAW, a kind of finding (memory, ...), or the tool's own first line
     tool = "racecheck"
     tool_versions = "2025.1..2025.4"     # both ends belong to it, with all their updates
     reason = "known in the library, reported there; this path writes equal values"
@@ -61,13 +61,21 @@ class AllowEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     def covers(self, finding: Finding, tool_version: str | None) -> bool:
         """Say whether a finding is the one that this entry accepts, whatever the day."""
-        return (
-            finding.tool == self.tool
-            and self._of_version(tool_version)
-            and self._of_hazard(finding)
-            and self._of_symbol(finding)
-            and self._of_place(finding)
-        )
+        return not self.differences(finding, tool_version)
+
+    def differences(self, finding: Finding, tool_version: str | None) -> dict[str, str]:
+        """Give the keys in which this entry is not that finding's, with what the finding has instead."""
+        conditions = {
+            "symbol": (
+                self._of_symbol(finding),
+                finding.kernel or (finding.where.function if finding.where else "none"),
+            ),
+            "tool": (finding.tool == self.tool, finding.tool),
+            "tool_versions": (self._of_version(tool_version), tool_version or "unknown"),
+            "hazard": (self._of_hazard(finding), " or ".join(filter(None, (finding.hazard, finding.kind)))),
+            "file" if self.line is None else "file and line": (self._of_place(finding), _places(finding)),
+        }
+        return {key: found for key, (same, found) in conditions.items() if not same}
 
     def _of_version(self, version: str | None) -> bool:
         match = _RANGE.fullmatch(self.tool_versions)
@@ -115,11 +123,26 @@ class AllowList:
                 return "allowed", entry
         return ("expired", covering[0]) if covering else ("open", None)
 
-    def notes(self, used: Iterable[AllowEntry], today: datetime.date) -> tuple[str, ...]:
-        """Name the entries that expired, and those that no finding needed."""
-        needed = set(used)
+    def notes(
+        self,
+        used: Iterable[AllowEntry],
+        today: datetime.date,
+        findings: Iterable[Finding] = (),
+        tool_version: str | None = None,
+    ) -> tuple[str, ...]:
+        """Name the entries that expired, and those that no finding needed, with what kept them from the nearest one.
+
+        Args:
+            used: entries that allowed a finding.
+            today: the day on which entries may have expired.
+            findings: all that the session found.
+            tool_version: of its compute-sanitizer.
+        """
+        needed, found = set(used), tuple(findings)
         return tuple(
-            f"allow-list entry {'expired' if entry.expired(today) else 'not used'}: {entry.told()}"
+            f"allow-list entry expired: {entry.told()}"
+            if entry.expired(today)
+            else f"allow-list entry not used: {entry.told()}; {_why_unused(entry, found, tool_version)}"
             for entry in self.entries
             if entry.expired(today) or entry not in needed
         )
@@ -181,7 +204,7 @@ def _entry(table: object, where: str) -> AllowEntry:
     if missing:
         raise UsageError(
             f"{where} has no {', '.join(missing)}",
-            "an accepted finding needs symbol, hazard, tool, versions, reason, end",
+            f"an accepted finding needs {', '.join(key for key in known if key not in _OPTIONAL)}",
         )
     if isinstance(table["expires"], datetime.datetime):  # a datetime is a date to Python
         raise UsageError(f"{where}: expires is a moment", "write a day: expires = 2027-01-31")
@@ -198,6 +221,22 @@ def _entry(table: object, where: str) -> AllowEntry:
     if entry.line is not None and entry.file is None:
         raise UsageError(f"{where}: a line without a file")
     return entry
+
+
+def _why_unused(entry: AllowEntry, findings: tuple[Finding, ...], tool_version: str | None) -> str:
+    of_symbol = [own for finding in findings if "symbol" not in (own := entry.differences(finding, tool_version))]
+    if not of_symbol:
+        return "no finding is of this symbol alone" if findings else "nothing was found"
+    nearest = min(of_symbol, key=len)
+    if not nearest:
+        return "another entry covers what it would"
+    told = "; ".join(f"{key} did not: the finding's is {found}" for key, found in nearest.items())
+    return f"symbol matched, {told}"
+
+
+def _places(finding: Finding) -> str:
+    places = [access for access in (finding.where, finding.other) if access is not None and access.file is not None]
+    return " and ".join(f"{access.file}:{access.line}" for access in places) or "unknown"
 
 
 def _numbers(version: str) -> tuple[int, ...]:

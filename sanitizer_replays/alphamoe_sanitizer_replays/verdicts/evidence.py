@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 
-from alphamoe_sanitizer_replays.results import ReplayResult, Severity, ToolLog, ToolRun
+from alphamoe_sanitizer_replays.results import ReplayResult, Severity, ToolLog, ToolRun, Witness
+from alphamoe_sanitizer_replays.tool.blocks import names_target
+from alphamoe_tracers.symbols import base_name, demangle
 
 _NEEDS_BARE_ALLOCATIONS = ("memcheck", "initcheck")
 
@@ -68,14 +70,14 @@ def _counts(run: ToolRun, log: ToolLog) -> list[str]:
     if log.summaries:
         severities: list[tuple[Severity, int]] = [("error", log.found_errors)]
         if run.tool == "racecheck":
-            severities.append(("warning", log.found_warnings))
+            severities += [("warning", log.found_warnings), ("info", log.found_infos)]
         for severity, counted in severities:
             shown = sum(finding.shown for finding in log.findings if finding.severity == severity)
             if counted != shown and counted != shown + log.not_printed:
                 told.append(f"the summary counts {counted} {severity}s, the log shows {shown}")
         hazards = [summary.hazards for summary in log.summaries if summary.hazards is not None]
-        if sum(hazards) > log.found_errors + log.found_warnings:
-            told.append(f"the summary counts {sum(hazards)} hazards, and fewer errors and warnings")
+        if sum(hazards) > log.found_errors + log.found_warnings + log.found_infos:
+            told.append(f"the summary counts {sum(hazards)} hazards, and fewer errors, warnings and infos")
     if run.xml_records is None:
         told += [] if run.problems else ["there are no XML records"]
     elif run.xml_records != log.shown:
@@ -96,6 +98,10 @@ def _of_result(run: ToolRun, target: tuple[str, ...]) -> list[str]:
     if result.status != "launched":
         return []
     told = _of_launch(run, result, target)
+    if run.variant is not None and result.variant != run.variant:
+        on_cpu = f"no GPU: a reference ran on the CPU, and no kernel {run.variant}"
+        other = f"the replay launched the variant {result.variant or 'unknown'}, not {run.variant}"
+        told.append(on_cpu if result.device == "cpu" else other)
     if run.tool in _NEEDS_BARE_ALLOCATIONS and result.caching_allocator:
         told.append(f"torch's caching allocator was on, which hides faults from {run.tool}")
     return told
@@ -109,8 +115,10 @@ def _of_launch(run: ToolRun, result: ReplayResult, target: tuple[str, ...]) -> l
         return ["the replay launched nothing"]
     wanted = target or result.symbols
     if not wanted:
-        return ["neither capture nor replay names the kernel under test"]
-    told = [f"nothing tells that {' and '.join(wanted)} was launched"] if result.launches is None else []
+        seen = sorted({base_name(demangle(name)) for name in run.witness.kernels}) if run.witness is not None else []
+        launched = f"; without the tool it launched {', '.join(seen)}" if seen else ""
+        return [f"neither capture nor replay names the kernel under test (capture again with --symbol){launched}"]
+    told = _of_witness(run.witness, wanted) if result.launches is None else []
     absent = [symbol for symbol in wanted if symbol not in result.symbols]
     if absent:
         told.append(f"the replay did not launch {', '.join(absent)}")
@@ -118,6 +126,23 @@ def _of_launch(run: ToolRun, result: ReplayResult, target: tuple[str, ...]) -> l
     if unwatched:
         told.append(f"the tool was told to watch {', '.join(run.symbols)}, and not {', '.join(unwatched)}")
     return told
+
+
+def _of_witness(witness: Witness | None, wanted: tuple[str, ...]) -> list[str]:
+    """Ask that a call whose plug-in cannot say what it launches was seen to launch the target without the tool."""
+    named = " and ".join(wanted)
+    if witness is None:
+        return [f"nothing tells that {named} was launched"]
+    if witness.problem:
+        return [f"nothing tells that {named} was launched; in a run without the tool: {witness.problem}"]
+    absent = [symbol for symbol in wanted if not witness_count(witness, symbol)]
+    seen = ", ".join(sorted({base_name(demangle(name)) for name in witness.kernels}))
+    return [f"a run without the tool did not launch {', '.join(absent)}, it launched {seen}"] if absent else []
+
+
+def witness_count(witness: Witness, symbol: str) -> int:
+    """Count the launches of one kernel that were seen without the tool."""
+    return sum(count for name, count in witness.kernels.items() if names_target(name, (symbol,)))
 
 
 def _found(log: ToolLog | None) -> int:
