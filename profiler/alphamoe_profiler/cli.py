@@ -40,6 +40,7 @@ examples:
   {PROGRAM} --ranks 4 --prompt gsm8k:17      row 17 of the GSM8K test set, five-shot, on four ranks
   {PROGRAM} --prompt "text:Hello" --ranks 2  any text; without a known command the words are those of "trace"
   {PROGRAM} show alphamoe-runs/RUN           the same report again, from the files of the run
+  {PROGRAM} sanitize alphamoe-runs/RUN       its captures under compute-sanitizer (record with --capture)
   {PROGRAM} doctor                           before the first run, or when a run was INCONCLUSIVE
   {PROGRAM} trace --help                     all options of a command
 
