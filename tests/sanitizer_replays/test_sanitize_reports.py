@@ -180,6 +180,23 @@ def test_a_rank_whose_replay_was_not_made_is_not_covered() -> None:
     assert "synccheck: INCONCLUSIVE in 1 of 4 replays" in statement
 
 
+def test_a_sentence_of_one_of_two_kernels_begins_with_pass_only_where_the_session_does() -> None:
+    """Pasted alone it must not hide what another kernel, or the session, came to."""
+    other = facts(1, 0, 1, symbols=("fused_moe_kernel",), plugin="triton_stock", variants=())
+    captures = [facts(0, 0, 1), other]
+    assert [text.split(":")[0] for text in session(captures).statement.split("\n")] == ["PASS", "PASS"]
+
+    def wrong(own: ReplayEntry) -> ReplayEntry:
+        failed = {"verdict": Verdict.FAIL, "whole": Verdict.FAIL, "reasons": ("x",), "findings": (RACE,)}
+        return msgspec.structs.replace(own, **failed) if "rank=1" in own.capture else own
+
+    first, second = session(captures, change=wrong).statement.split("\n")
+    assert first.startswith(f"FAIL elsewhere in the session: {SYMBOL}")
+    assert "initcheck clean" in first
+    assert second.startswith("FAIL: fused_moe_kernel")
+    assert "1 finding" not in first
+
+
 def test_an_allowed_finding_is_never_called_clean() -> None:
     """Headline, statement, row and sentence say that a finding was allowed, and until when."""
     report = session([facts(0, 0, 1)], change=ALLOWED)

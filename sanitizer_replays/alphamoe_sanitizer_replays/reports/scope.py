@@ -94,8 +94,10 @@ class _Kernel:
             alone: no other kernel was under test, so the session's verdict is this kernel's.
         """
         report = self._report
-        verdict = report.verdict if alone else worst(entry.verdict for entry in self._entries)
-        session = "" if verdict is report.verdict else f" (the session with other kernels: {report.verdict.value})"
+        own = worst(entry.verdict for entry in self._entries)
+        # A sentence that is pasted alone must not begin with PASS where its session did not come to PASS.
+        verdict = report.verdict if alone or own is Verdict.PASS else own
+        elsewhere = " elsewhere in the session" if not alone and own is Verdict.PASS is not verdict else ""
         tool = f"compute-sanitizer {report.tool_version or 'of unknown version'}" if report.controls else "no tool"
         head = f"{self._name}{self._source()}, {report.device or 'no GPU'}, {tool}"
         parts = [f"{', '.join((*self._found(), self._outputs()))}"]
@@ -106,7 +108,7 @@ class _Kernel:
         if verdict in (Verdict.INCONCLUSIVE, Verdict.CONFIG_ERROR):
             parts.append(f"open: {report.reason}")
         parts.append(f"not covered: {self._not_covered}")
-        return f"{verdict.value}{session}: {head}, {self._where()}: {'; '.join(parts)}"
+        return f"{verdict.value}{elsewhere}: {head}, {self._where()}: {'; '.join(parts)}"
 
     def sentences(self) -> list[str]:
         """Say the same of each capture and variant that was replayed."""
