@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from alphamoe_profiler.bundle_files import decode_json, encode_json, read_json, replacing
+from alphamoe_sanitizer_replays.captures.labels import label_problems
 from alphamoe_sanitizer_replays.captures.records import CAPTURE_SCHEMA, Capture, TensorInfo, TensorRole
 from alphamoe_sanitizer_replays.captures.tensors import (
     NATIVE_DTYPES,
@@ -49,12 +50,17 @@ _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _DAMAGED = "the capture is damaged; record it again"
 
 
-def check_room(directory: Path, needed_bytes: int) -> None:
+_SMALLER = "capture fewer layers or M, or leave out --capture-weights"
+
+
+def check_room(directory: Path, needed_bytes: int, what: str = "a capture", advice: str = _SMALLER) -> None:
     """Refuse to begin what the disk cannot take.
 
     Args:
         directory: where it will be written; it need not exist yet.
         needed_bytes: what will be written. ``ROOM_KEPT_BYTES`` stay free beside it.
+        what: is written, for the message.
+        advice: how it would fit.
 
     Raises:
         AlphaMoEError: with both numbers.
@@ -68,9 +74,24 @@ def check_room(directory: Path, needed_bytes: int) -> None:
         raise AlphaMoEError(f"{place}: the free space cannot be told ({error.strerror})") from error
     if free < needed_bytes + ROOM_KEPT_BYTES:
         raise AlphaMoEError(
-            f"a capture of {needed_bytes} bytes does not fit on the disk of {place}, which has {free} bytes free",
-            f"{ROOM_KEPT_BYTES >> 20} MiB are kept free; capture fewer layers or M, or leave out --capture-weights",
+            f"{what} of {needed_bytes} bytes does not fit on the disk of {place}, which has {free} bytes free",
+            f"{ROOM_KEPT_BYTES >> 20} MiB are kept free; {advice}",
         )
+
+
+def check_path(path: Path) -> None:
+    """Refuse a path that is not UTF-8: safetensors cannot open it, and no JSON file could name it.
+
+    Raises:
+        UsageError: it is none, by the encoding that this process reads paths with.
+    """
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"{ascii(str(path))}: the path is not UTF-8, and safetensors reads no other",
+            "move it, or run with a UTF-8 locale (LC_ALL=C.UTF-8)",
+        ) from error
 
 
 def write_capture(
@@ -96,10 +117,11 @@ def write_capture(
         The capture as it was written.
 
     Raises:
-        UsageError: there is a capture of that name, or a name is taken twice.
+        UsageError: there is a capture of that name, a name is taken twice, or the path is not UTF-8.
         AlphaMoEError: the disk has no room. An ``OSError`` of the writing itself is passed on; nothing half is left.
     """
     weights = weights or {}
+    check_path(directory)
     if os.path.lexists(directory):
         raise UsageError(f"{directory} is there already", "remove it, or capture into another directory")
     if weights_directory is not None and weights_directory.absolute() not in (
@@ -211,9 +233,11 @@ def open_capture(directory: Path) -> StoredCapture:
     """Open a capture; no tensor is read yet and torch is not imported.
 
     Raises:
-        UsageError: it is of a newer format.
-        EvidenceError: there is none, or its ``capture.json`` is damaged or names files that a capture does not have.
+        UsageError: it is of a newer format, or its path is not UTF-8.
+        EvidenceError: there is none, or its ``capture.json`` is damaged, names files that a capture does not have, or
+            says of itself what cannot be; see :mod:`captures.labels`.
     """
+    check_path(directory)
     path = directory / CAPTURE_FILE
     plain = read_json(path, dict[str, Any])
     schema = plain.get("schema")
@@ -258,9 +282,7 @@ def _natural(path: Path) -> list[tuple[int, int, str]]:
 
 
 def _problems(capture: Capture) -> list[str]:
-    problems = [f"it says {name} {value}" for name, value in (("rank", capture.rank),) if value < 0]
-    if capture.M < 0:
-        problems.append(f"it says M {capture.M}")
+    problems = label_problems(capture)
     seen: set[str] = set()
     for info in capture.tensors:
         if info.name in seen:

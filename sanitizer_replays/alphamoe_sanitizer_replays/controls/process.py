@@ -69,6 +69,11 @@ def arch_of(major: int, minor: int) -> str:
     return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
 
 
+def device_name(raw: bytes) -> str:
+    """Read what the driver wrote into a buffer of its own size: a C string, and whatever lies behind it."""
+    return raw.partition(b"\0")[0].decode(errors="replace")
+
+
 def main(argv: list[str]) -> int:
     """Launch the kernels; 0 when each ended without an error. The result is written after every kernel."""
     path, canary, *kernels = argv
@@ -115,7 +120,7 @@ def _start(canary: str) -> tuple[Any, str, Cubin]:
     )
     symbol, _, number = canary.rpartition(":")
     cubin = compile_controls(arch_of(major, minor), symbol or None, int(number) if symbol else 0)
-    name = checked(driver.cuDeviceGetName(100, device)).decode().rstrip("\0")
+    name = device_name(checked(driver.cuDeviceGetName(100, device)))
     checked(driver.cuCtxSetCurrent(checked(driver.cuDevicePrimaryCtxRetain(device))))
     return driver, name, cubin
 

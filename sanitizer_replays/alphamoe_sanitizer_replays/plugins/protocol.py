@@ -107,6 +107,18 @@ class ReplayPlugin(Protocol):
         """Compare a replay's outputs with the captured ones, by the kernel's own tolerance. In the parent."""
 
 
+@runtime_checkable
+class Validates(Protocol):
+    """A plug-in that can tell from a capture's description whether its call is one that it made."""
+
+    def validate(self, stored: StoredCapture) -> None:
+        """Compare what the capture says of itself with its tensors' shapes. In the parent, before anything is loaded.
+
+        Raises:
+            EvidenceError: they contradict each other.
+        """
+
+
 class CompiledAhead(NamedTuple):
     """What was compiled before a replay: the replay must launch just that."""
 

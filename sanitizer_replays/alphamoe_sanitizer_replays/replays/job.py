@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alphamoe_sanitizer_replays.captures.store import check_room
+from alphamoe_sanitizer_replays.captures.store import check_path, check_room
 from alphamoe_sanitizer_replays.captures.tensors import bytes_of, save_tensors, tensor_sha256, typed
-from alphamoe_sanitizer_replays.plugins.protocol import CompiledAhead, CompilesAhead, ReplayPlugin, find_plugin
+from alphamoe_sanitizer_replays.plugins.protocol import CompiledAhead, CompilesAhead, ReplayPlugin, Validates, find_plugin
 from alphamoe_sanitizer_replays.replays.spec import ReplaySpec, TensorPlace, child_argv, write_spec
 from alphamoe_sanitizer_replays.results import OutputCheck, ReplayResult, Tool, ToolRun
 from alphamoe_sanitizer_replays.tool.sanitizer import ToolPath, run_plain, run_tool
@@ -66,12 +66,16 @@ def prepare_inputs(stored: StoredCapture, folder: Path) -> ReplayInputs:
         folder: where inputs that no file of the capture holds are written.
 
     Raises:
-        UsageError: its plug-in is not there.
-        EvidenceError: an input is missing or is not what was captured, or the plug-in stumbled over the capture.
+        UsageError: its plug-in is not there, or ``folder`` is not UTF-8.
+        EvidenceError: what the capture says of itself cannot be, an input is missing or is not what was captured, or
+            the plug-in stumbled over the capture.
         OSError: the disk.
     """
+    check_path(folder)
     try:
         plugin = find_plugin(stored.capture.plugin)
+        if isinstance(plugin, Validates):
+            plugin.validate(stored)
         tensors = plugin.materialise(stored)
     except (AlphaMoEError, OSError):
         raise
@@ -99,7 +103,7 @@ def place_inputs(folder: Path, stored: StoredCapture, tensors: Mapping[str, Tens
         path = folder / f"inputs-{hashlib.sha256(' '.join(hashes).encode()).hexdigest()[:12]}.safetensors"
         if not path.is_file():
             folder.mkdir(parents=True, exist_ok=True)
-            check_room(folder, bytes_of(made))
+            check_room(folder, bytes_of(made), "what a replay reads", "name another folder with --out, or clear the disk")
             save_tensors(path, made)
     return tuple(
         TensorPlace(
@@ -121,6 +125,7 @@ def prepare_job(
     variant: str | None = None,
     source: Path | None = None,
     repeats: int = 0,
+    witness: bool = False,
 ) -> ReplayJob:
     """Write one replay's specification into ``folder``, which is made where it is missing.
 
@@ -140,6 +145,7 @@ def prepare_job(
         variant=inputs.variant(variant),
         source=str(source.absolute()) if source is not None else None,
         repeats=repeats,
+        witness=witness,
         tensors=inputs.places,
         result=str(result),
     )

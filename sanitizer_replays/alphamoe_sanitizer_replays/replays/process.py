@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 _COLLECTOR_MODULES = ("cupti", "alphamoe_tracers.cupti", "alphamoe_tracers.cupti_source")
 # Set by profilers for the processes they watch; any value counts as on.
 _COLLECTOR_VARIABLES = ("NSYS_PROFILING_SESSION_ID", "NV_NSIGHT_INJECTION_PORT_BASE", "KINETO_USE_DAEMON")
+_NO_KERNELS = ("Memcpy ", "Memset ")
+"""What the profiler calls its other activities of the device."""
 _SPIN_CYCLES = 400_000
 """How long the device is kept busy while a timed launch is queued behind: about 0.2 ms."""
 
@@ -51,6 +53,19 @@ def refuse_collectors(modules: Mapping[str, Any], environment: Mapping[str, str]
     for variable in _COLLECTOR_VARIABLES:
         if variable in environment:
             raise UsageError(f"a replay must not run under another profiler ({variable} is set)", f"unset {variable}")
+
+
+def refuse_tools(environment: Mapping[str, str]) -> None:
+    """Refuse to profile under a tool: two CUPTI subscribers make either of them blind.
+
+    Raises:
+        UsageError: naming the variable that gives the tool away.
+    """
+    for variable, value in environment.items():
+        if variable.startswith(("NV_SANITIZER", "CUDA_INJECTION")) or (
+            variable == "LD_PRELOAD" and "sanitizer" in value.lower()
+        ):
+            raise UsageError(f"a witness run must not be under a tool ({variable} is set)", "run it without one")
 
 
 def main(argv: list[str]) -> int:
@@ -103,10 +118,10 @@ def _replay(spec: ReplaySpec, timings_s: dict[str, float]) -> ReplayResult:
     timings_s["upload"] = timings_s.get("upload", 0.0) + time.perf_counter() - started
     # Once more: a plug-in's imports may have brought one.
     refuse_collectors(sys.modules, os.environ)
+    if spec.witness:
+        refuse_tools(os.environ)
     started = time.perf_counter()
-    prepared.launch()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    witnessed = _witnessed(prepared, device) if spec.witness else _launch(prepared, device)
     launched = time.perf_counter()
     outputs = prepared.outputs()
     timings_s["launch"], timings_s["download"] = launched - started, time.perf_counter() - launched
@@ -121,10 +136,38 @@ def _replay(spec: ReplaySpec, timings_s: dict[str, float]) -> ReplayResult:
         cubin_sha256=prepared.cubin_sha256,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         caching_allocator=_caching_allocator(device),
+        collector="torch.profiler" if spec.witness else "off",
+        witnessed=witnessed,
         timings_s=timings_s,
         kernel_us=_timed(prepared, spec.repeats, device),
         outputs=name,
     )
+
+
+def _launch(prepared: PreparedReplay, device: Any) -> None:
+    prepared.launch()
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
+
+
+def _witnessed(prepared: PreparedReplay, device: Any) -> dict[str, int]:
+    """Launch once and count the kernels that it started, by their full names; none on a CPU."""
+    if device.type != "cuda":
+        _launch(prepared, device)
+        return {}
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        _launch(prepared, device)
+    found: dict[str, int] = {}
+    for event in profiler.events() or ():
+        if event.device_type == DeviceType.CUDA and not event.is_user_annotation:
+            if not event.name.startswith(_NO_KERNELS):
+                found[event.name] = found.get(event.name, 0) + 1
+    return found
 
 
 def mapped_tensors(places: tuple[TensorPlace, ...]) -> dict[str, Tensor]:

@@ -56,6 +56,8 @@ class ReplaySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Absolute path of a source to compile instead of the kernel's own."""
     repeats: int = 0
     """Further launches that are timed, each with fresh outputs. Never under a tool."""
+    witness: bool = False
+    """Watch the launch with torch's profiler and say which kernels it started. Never under a tool."""
     tensors: tuple[TensorPlace, ...]
     result: str
     """Absolute path that the process writes its :class:`ReplayResult` to; the outputs go beside it."""

@@ -15,6 +15,7 @@ from alphamoe_sanitizer_replays.controls.judge import ControlRun
 from alphamoe_sanitizer_replays.controls.session import ControlSession
 from alphamoe_sanitizer_replays.plugins.protocol import CompiledAhead
 from alphamoe_sanitizer_replays.replays.job import ReplayInputs, prepare_inputs, run_replay, stumble
+from alphamoe_sanitizer_replays.replays.witness import Witnesses
 from alphamoe_sanitizer_replays.reports.records import ReplayEntry, many
 from alphamoe_sanitizer_replays.results import ControlReport, OutputCheck, Tool, ToolRun
 from alphamoe_sanitizer_replays.session.entries import open_entry
@@ -68,6 +69,7 @@ class SessionWork:
         self._possible = [Wanted(own, v, tool) for own in plan.captures for v in own.variants for tool in tools]
         refused = [(Wanted(own, r.variant, tool), r) for own in plan.captures for r in own.refused for tool in tools]
         self.wanted = [*self._possible, *(wanted for wanted, _ in refused)]
+        self._witnesses = Witnesses()
         self.made: list[Made] = []
         self.failed: list[ReplayEntry] = [open_entry(*wanted, r.reason, r.hint) for wanted, r in refused]
         self.controls: tuple[ControlReport, ...] = ()
@@ -170,6 +172,16 @@ class SessionWork:
             timeout_s=self._options.timeout_s,
             relative_to=self._folder,
         )
+        if tool is not None and run.result is not None and run.result.launches is None:
+            witness = self._witnesses.of(
+                inputs,
+                folder.parent,
+                device=self._device,
+                variant=variant,
+                source=self._options.source,
+                timeout_s=self._options.timeout_s,
+            )
+            run = msgspec.structs.replace(run, witness=witness)
         if not self._options.keep_inputs and run.result is not None and run.result.outputs is not None:
             (folder / Path(run.result.outputs).name).unlink(missing_ok=True)
         files = {Path(place.file) for place in inputs.places}

@@ -13,9 +13,10 @@ import msgspec
 
 from alphamoe_profiler.verdicts import Verdict, worst
 from alphamoe_sanitizer_replays.captures.records import Capture
+from alphamoe_sanitizer_replays.reports.findings import finding_line
 from alphamoe_sanitizer_replays.results import ControlReport, Finding, OutputCheck, ToolLog, ToolRun
 from alphamoe_sanitizer_replays.verdicts.allow_list import AllowEntry, AllowList
-from alphamoe_sanitizer_replays.verdicts.evidence import evidence_problems
+from alphamoe_sanitizer_replays.verdicts.evidence import evidence_problems, witness_count
 
 MAX_REASON = 300
 _KERNEL_FAILED = re.compile(
@@ -83,7 +84,8 @@ def judge(
     sorted_findings = _Sorted(run, allow, today)
     failed, settled = _faults(run, sorted_findings, output)
     expired = [
-        f"{_told(finding)}: the allow-list entry expired: {entry.told()}" for finding, entry in sorted_findings.late
+        f"{finding_line(finding)}: the allow-list entry expired: {entry.told()}"
+        for finding, entry in sorted_findings.late
     ]
     open_questions = [*evidence_problems(run, capture.symbols), *sorted_findings.questions(), *_of_output(output)]
     without_controls = _of_controls(run, controls)
@@ -103,14 +105,16 @@ def judge(
             reason[:MAX_REASON] for reason in (*failed, *expired, *elsewhere, *open_questions, *without_controls)
         ),
         settled_by=settled,
-        allowed=tuple(f"{_told(finding)}: allowed by {entry.told()}" for finding, entry in sorted_findings.allowed),
+        allowed=tuple(
+            f"{finding_line(finding)}: allowed by {entry.told()}" for finding, entry in sorted_findings.allowed
+        ),
         allowed_by=tuple(dict.fromkeys(entry for _, entry in sorted_findings.allowed)),
         target_findings=tuple(sorted_findings.target),
         other_findings=(*sorted_findings.others, *sorted_findings.unplaced, *sorted_findings.internal),
         api_errors=sum(finding.shown for finding in sorted_findings.api),
         found=0 if run.log is None else _found(run.log),
         shown=0 if run.log is None else run.log.shown,
-        notes=_notes(run.log),
+        notes=(*_of_seen(run, capture), *_notes(run.log)),
     )
 
 
@@ -143,7 +147,9 @@ class _Sorted:
 
     def questions(self) -> list[str]:
         """Say what these findings leave open about the target."""
-        unplaced = [f"{_told(finding)}: nothing tells which kernel it is of" for finding in self.open_in(self.unplaced)]
+        unplaced = [
+            f"{finding_line(finding)}: nothing tells which kernel it is of" for finding in self.open_in(self.unplaced)
+        ]
         failed = [
             f"a host call says that a kernel failed: {finding.text}"
             for finding in self.api
@@ -153,8 +159,8 @@ class _Sorted:
 
     def elsewhere(self, run: ToolRun) -> list[str]:
         """Say what makes the whole run unclean although it is not known to be of the target."""
-        told = [f"not in the target: {_told(finding)}" for finding in self.open_in(self.others)]
-        told += [f"not placed: {_told(finding)}" for finding in self.open_in(self.unplaced)]
+        told = [f"not in the target: {finding_line(finding)}" for finding in self.open_in(self.others)]
+        told += [f"not placed: {finding_line(finding)}" for finding in self.open_in(self.unplaced)]
         told += [f"host call failed, {finding.shown} times: {finding.text}" for finding in self.api]
         hidden = _hidden(run.log)
         return [*told, f"{hidden} findings were counted and not printed"] if hidden else told
@@ -163,7 +169,7 @@ class _Sorted:
 def _faults(run: ToolRun, found: _Sorted, output: OutputCheck | None) -> tuple[list[str], str]:
     """Say what proves a fault of the target, and which kind of proof comes first."""
     faults = found.open_in(found.target)
-    told = [_told(finding) for finding in faults]
+    told = [finding_line(finding) for finding in faults]
     if faults and all(finding.severity != "error" for finding in faults):
         told[0] += "; warnings are not clean"
     settled = "finding" if told else ""
@@ -222,17 +228,16 @@ def _judge_plain(run: ToolRun, capture: Capture, output: OutputCheck | None) -> 
     )
 
 
+def _of_seen(run: ToolRun, capture: Capture) -> tuple[str, ...]:
+    """Say which launches of the target are known from a run without the tool alone."""
+    if run.witness is None:
+        return ()
+    counts = {symbol: witness_count(run.witness, symbol) for symbol in capture.symbols}
+    seen = ", ".join(f"{symbol} ({count} launched)" for symbol, count in counts.items() if count)
+    return (f"seen in a run without the tool: {seen}",) if seen else ()
+
+
 def _notes(log: ToolLog | None) -> tuple[str, ...]:
     if log is None or not log.not_printed:
         return ()
     return (f"print limit reached: {_found(log)} found, {log.shown} shown",)
-
-
-def _told(finding: Finding) -> str:
-    where = finding.where
-    place = ""
-    if where is not None:
-        place = f" at {where.function[:120]}" + (f", {where.file}:{where.line}" if where.file else "")
-    times = f", {finding.shown} shown" if finding.shown > 1 else ""
-    text = finding.text if len(finding.text) <= 120 or where is None else finding.text[:60] + "..."
-    return f"{finding.tool} {finding.severity}: {text}{place}{times}"
