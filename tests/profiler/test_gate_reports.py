@@ -92,6 +92,18 @@ def test_markdown_begins_with_the_verdict_and_stays_under_its_limit(tmp_path: Pa
     assert big.endswith("holds everything.*\n")
 
 
+def test_no_file_of_a_gate_steers_the_terminal_that_shows_it() -> None:
+    """Escapes, text that runs backwards and a line that a log's reader would obey come out as text."""
+    report = evil()
+    (cell,) = report.cells
+    reason = f"{cell.finding.reason} \u202e http://example.invalid"
+    report = replace(report, cells=(replace(cell, finding=replace(cell.finding, reason=reason)),))
+    for text in (markdown(report), junit_xml(report)):
+        assert not {"\x1b", "\u202e"} & set(text)
+        assert not any(line.strip().startswith("::error::") for line in text.split("\n"))
+    assert "http://" not in markdown(report)
+
+
 def test_annotations_point_at_the_policys_line_and_are_ten_at_most(tmp_path: Path) -> None:
     lines = error_lines(failed(tmp_path))
     assert any(

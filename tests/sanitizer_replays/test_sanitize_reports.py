@@ -191,7 +191,8 @@ def test_a_sentence_of_one_of_two_kernels_begins_with_pass_only_where_the_sessio
         return msgspec.structs.replace(own, **failed) if "rank=1" in own.capture else own
 
     first, second = session(captures, change=wrong).statement.split("\n")
-    assert first.startswith(f"FAIL elsewhere in the session: {SYMBOL}")
+    assert first.startswith(f"FAIL for the session as a whole: {SYMBOL}")
+    assert session(captures, change=wrong).scope[0].startswith("FAIL for the session as a whole: M1, ")
     assert "initcheck clean" in first
     assert second.startswith("FAIL: fused_moe_kernel")
     assert "1 finding" not in first
@@ -216,6 +217,11 @@ def test_a_fault_comes_first_and_each_finding_once() -> None:
     assert report.statement.startswith(f"FAIL: {SYMBOL}")
     assert "racecheck: 1 finding in 1 of 1 replay" in report.statement
     assert report.scope[0].startswith("FAIL: M1, ")
+    unproven = with_scope(
+        msgspec.structs.replace(session(EVERY), verdict=Verdict.INCONCLUSIVE, reason="of another run")
+    )
+    assert unproven.statement.startswith("INCONCLUSIVE for the session as a whole: ")
+    assert "open: of another run" in unproven.statement
     text = terminal(report, 200)
     body = text[text.index("To quote") :]
     assert body.count("races with") == 1
@@ -271,6 +277,14 @@ def test_the_proposed_entry_allows_its_finding_once_it_has_a_reason(kernel: str 
             change=of_racecheck(verdict=Verdict.FAIL, whole=Verdict.FAIL, findings=(finding,), reasons=("x",)),
         )
     )
+
+
+def test_no_entry_is_proposed_that_could_not_cover_its_finding() -> None:
+    """A race between two functions has no symbol that an entry could name."""
+    apart = msgspec.structs.replace(RACE, other=Access("void other()", "o.cu", 3, "+0x1", "Read"))
+    failed = of_racecheck(verdict=Verdict.FAIL, whole=Verdict.FAIL, reasons=("x",), findings=(apart,))
+    assert "[[allow]]" not in markdown(session([facts(0, 0, 1)], change=failed))
+    assert finding_line(apart) == "Write block_barrier planted_faults.cu:20 races with Read other o.cu:3 (1,024 times)"
 
 
 def test_eighty_columns_hold_a_row_for_each_capture() -> None:

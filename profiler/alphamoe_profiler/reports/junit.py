@@ -10,6 +10,7 @@ import re
 from xml.etree import ElementTree
 
 from alphamoe_profiler.gate_records import GateCell, GateReport
+from alphamoe_profiler.printable import printable, printable_line
 from alphamoe_profiler.verdicts import Verdict
 
 # What XML 1.0 cannot hold, however it is escaped.
@@ -44,9 +45,9 @@ def _suite(root: ElementTree.Element, report: GateReport, rank: int | None, cell
         case = ElementTree.SubElement(
             suite, "testcase", classname=xml_text(f"gate.{name}"), name=xml_text(title), time="0"
         )
-        verdict, told = cell.finding.verdict, cell.told
+        verdict, told = cell.finding.verdict, printable_line(cell.told)
         if cell.settled_by:
-            told += f"\nsettled by: {cell.settled_by}"
+            told += f"\nsettled by: {printable_line(cell.settled_by)}"
         if cell.tolerated is not None:
             reason = f"known gap until {cell.tolerated.expires}: {cell.tolerated.reason}"
             ElementTree.SubElement(case, "skipped", message=xml_text(reason)).text = xml_text(told)
@@ -63,5 +64,5 @@ def _suite(root: ElementTree.Element, report: GateReport, rank: int | None, cell
 
 
 def xml_text(text: str) -> str:
-    """Return text in which nothing is left that XML cannot hold."""
-    return _UNWRITABLE.sub("\N{REPLACEMENT CHARACTER}", text)
+    """Return text in which nothing is left that XML cannot hold or that steers the terminal it is shown in."""
+    return _UNWRITABLE.sub("\N{REPLACEMENT CHARACTER}", printable(text))

@@ -37,13 +37,12 @@ def allow_block(finding: Finding, tool_version: str | None, today: datetime.date
         finding: what is to be accepted.
         tool_version: of the tool that found it.
         today: the first day.
+
+    The finding must be one that an entry could cover (:func:`acceptable`).
     """
     version = ".".join((tool_version or "0.0").split(".")[:2])
-    names = [base_name(access.function) for access in (finding.where, finding.other) if access is not None]
-    # An entry must name the kernel, or what both accesses have in common.
-    symbol = finding.kernel or (names[0] if names else "")
     fields: dict[str, str | int] = {
-        "symbol": symbol,
+        "symbol": _symbol(finding) or "",
         "hazard": finding.hazard or finding.kind,
         "tool": finding.tool,
         "tool_versions": f"{version}..{version}",
@@ -53,9 +52,20 @@ def allow_block(finding: Finding, tool_version: str | None, today: datetime.date
         if finding.where.line is not None:
             fields["line"] = finding.where.line
     # JSON's strings and numbers are TOML's. An empty reason is refused: whoever accepts must say why.
-    lines = [f"{key} = {json.dumps(value)}" for key, value in fields.items()]
+    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in fields.items()]
     expires = today + datetime.timedelta(days=ALLOWED_DAYS)
     return "\n".join(["[[allow]]", *lines, 'reason = ""', f"expires = {expires.isoformat()}"])
+
+
+def acceptable(finding: Finding) -> bool:
+    """Say whether an entry of an allow-list could cover a finding: one of device code, and of one symbol."""
+    return finding.kind not in ("api", "internal", "leak") and _symbol(finding) is not None
+
+
+def _symbol(finding: Finding) -> str | None:
+    """Give what an entry must name: the kernel, or the function that both accesses are in."""
+    names = {base_name(access.function) for access in (finding.where, finding.other) if access is not None}
+    return finding.kernel or (names.pop() if len(names) == 1 else None)
 
 
 def _place(access: Access, first: Access | None = None) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import datetime
 
 from alphamoe_profiler.verdicts import Verdict
-from alphamoe_sanitizer_replays.reports.findings import allow_block, finding_line
+from alphamoe_sanitizer_replays.reports.findings import acceptable, allow_block, finding_line
 from alphamoe_sanitizer_replays.reports.records import ReplayEntry, SanitizeReport, many, told
-from alphamoe_sanitizer_replays.results import ControlReport, Finding
+from alphamoe_sanitizer_replays.results import ControlReport
 
 MOST_FINDINGS = 20
 """Shown of one entry; ``report.json`` holds all that the tool printed."""
@@ -136,11 +136,6 @@ def allow_blocks(report: SanitizeReport) -> list[str]:
         if acceptable(finding) and not any(finding_line(finding)[:200] in line for line in entry.allowed)
     ]
     return list(dict.fromkeys(blocks))[:MOST_ALLOW_BLOCKS]
-
-
-def acceptable(finding: Finding) -> bool:
-    """Say whether an entry of an allow-list could cover a finding: one of device code that names a place."""
-    return finding.kind not in ("api", "internal", "leak") and bool(finding.kernel or finding.where)
 
 
 def seconds(value: float | None) -> str:

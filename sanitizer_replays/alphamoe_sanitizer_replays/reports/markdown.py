@@ -5,11 +5,10 @@ What a reviewer reads first is open, the rest is folded away.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from alphamoe_profiler.printable import printable_line
-from alphamoe_profiler.verdicts import Verdict
+from alphamoe_profiler.reports.markdown import SIGN, markdown_text, within
 from alphamoe_sanitizer_replays.reports.lines import (
     CONTROL_WORDS,
     SCOPE_WORDS,
@@ -22,19 +21,20 @@ from alphamoe_sanitizer_replays.reports.lines import (
 from alphamoe_sanitizer_replays.reports.records import SanitizeReport
 from alphamoe_sanitizer_replays.reports.rows import ELSEWHERE, ELSEWHERE_WORDS, columns, rows
 
-MAX_BYTES = 1_000_000
-"""A summary of more than 1 MiB is refused as a whole; other steps may write into it too."""
-_SIGN = {Verdict.PASS: "✅", Verdict.FAIL: "❌", Verdict.INCONCLUSIVE: "❔", Verdict.CONFIG_ERROR: "⚙️"}
-_CUT = "\n\n*The report was cut here. The JSON report holds everything.*\n"
 _MOST_OPEN = 8
 """Rows of the table, and replays with words of their own, that are not folded away."""
 
 
 def markdown(report: SanitizeReport) -> str:
-    """Return the report, cut at a line where it would pass ``MAX_BYTES``."""
-    lines = [f"## {_SIGN[report.verdict]} {report.verdict.value}: sanitizer replays", "", _text(report.reason), ""]
+    """Return the report, cut at a line where it would be too long for a step summary."""
+    lines = [
+        f"## {SIGN[report.verdict]} {report.verdict.value}: sanitizer replays",
+        "",
+        markdown_text(report.reason),
+        "",
+    ]
     if any(entry.ran for entry in report.entries):
-        lines += [line for text in report.statement.split("\n") for line in (f"> {_text(text)}", "")]
+        lines += [line for text in report.statement.split("\n") for line in (f"> {markdown_text(text)}", "")]
         lines += _table(report)
     groups = open_groups(report)
     opened = [line for title, own in groups for line in _list(title, own)]
@@ -51,8 +51,8 @@ def markdown(report: SanitizeReport) -> str:
     if report.scope:
         lines += _folded("Scope of each capture", [*_items((*report.scope, SCOPE_WORDS)), ""])
     tool = f"compute-sanitizer {report.tool_version}" if report.tool_version else "no compute-sanitizer"
-    lines.append(_text(f"{tool}; {report.device or 'no GPU'}. {wall_line(report)}"))
-    return _within("\n".join(lines).rstrip() + "\n")
+    lines.append(markdown_text(f"{tool}; {report.device or 'no GPU'}. {wall_line(report)}"))
+    return within("\n".join(lines).rstrip() + "\n")
 
 
 def _table(report: SanitizeReport) -> list[str]:
@@ -61,12 +61,13 @@ def _table(report: SanitizeReport) -> list[str]:
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for row in every:
         cells = [
-            f"{_SIGN[cell.verdict]} {_text(cell.text)}" if cell.verdict else _text(cell.text) for cell in row.cells
+            f"{SIGN[cell.verdict]} {markdown_text(cell.text)}" if cell.verdict else markdown_text(cell.text)
+            for cell in row.cells
         ]
-        lines.append(f"| {' | '.join((_text(row.label), _text(row.variant), *cells))} |")
+        lines.append(f"| {' | '.join((markdown_text(row.label), markdown_text(row.variant), *cells))} |")
     lines.append("")
     if any(ELSEWHERE in cell.text for row in every for cell in row.cells):
-        lines += [_text(ELSEWHERE_WORDS), ""]
+        lines += [markdown_text(ELSEWHERE_WORDS), ""]
     if len(every) <= _MOST_OPEN:
         return lines
     clean = sum(row.clean for row in every)
@@ -74,35 +75,18 @@ def _table(report: SanitizeReport) -> list[str]:
 
 
 def _folded(title: str, lines: Iterable[str]) -> list[str]:
-    return ["<details>", f"<summary>{_text(title)}</summary>", "", *lines, "</details>", ""]
+    return ["<details>", f"<summary>{markdown_text(title)}</summary>", "", *lines, "</details>", ""]
 
 
 def _list(title: str, lines: Iterable[str]) -> list[str]:
     items = _items(lines)
-    return [f"### {_text(title)}", "", *items, ""] if items else []
+    return [f"### {markdown_text(title)}", "", *items, ""] if items else []
 
 
 def _items(lines: Iterable[str]) -> list[str]:
-    return [f"- {_text(line)}" for line in lines]
+    return [f"- {markdown_text(line)}" for line in lines]
 
 
 def _block(block: str) -> list[str]:
     """Return lines of a fenced block: nothing in them can end it, or steer a terminal."""
     return [*(printable_line(line).replace("```", "'''") for line in block.split("\n")), ""]
-
-
-def _within(text: str) -> str:
-    content = text.encode("utf-8", errors="backslashreplace")
-    if len(content) <= MAX_BYTES:
-        return text
-    kept = content[: MAX_BYTES - len(_CUT.encode())]
-    return kept[: kept.rfind(b"\n")].decode() + _CUT
-
-
-def _text(text: str) -> str:
-    """Return text in which nothing of a kernel's name is read as markup, a mention or a link, or steers a terminal."""
-    flat = printable_line(" ".join(text.split()))
-    flat = flat.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    flat = re.sub(r"([\\`*_{}\[\]#|~@])", r"\\\1", flat)
-    # GitHub makes links of bare addresses.
-    return re.sub(r"(?i)\b(https?|ftp)://", r"\1:&#47;&#47;", flat).replace("www.", "www&#46;")

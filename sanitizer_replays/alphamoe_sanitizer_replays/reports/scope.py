@@ -71,7 +71,7 @@ def with_scope(report: SanitizeReport) -> SanitizeReport:
         )
     return msgspec.structs.replace(
         report,
-        statement="\n".join(printable_line(kernel.statement(alone=len(kernels) == 1)) for kernel in kernels),
+        statement="\n".join(printable_line(kernel.statement()) for kernel in kernels),
         scope=tuple(printable_line(sentence) for kernel in kernels for sentence in kernel.sentences()),
     )
 
@@ -87,19 +87,12 @@ class _Kernel:
         self._captures = tuple({id(own): own for own in self._replays.values()}.values())
         self._not_covered = ", ".join(self._gaps())
 
-    def statement(self, *, alone: bool) -> str:
-        """Say what the session proved of this kernel.
-
-        Args:
-            alone: no other kernel was under test, so the session's verdict is this kernel's.
-        """
+    def statement(self) -> str:
+        """Say what the session proved of this kernel."""
         report = self._report
-        own = worst(entry.verdict for entry in self._entries)
-        # A sentence that is pasted alone must not begin with PASS where its session did not come to PASS.
-        verdict = report.verdict if alone or own is Verdict.PASS else own
-        elsewhere = " elsewhere in the session" if not alone and own is Verdict.PASS is not verdict else ""
+        verdict, head = self._verdict(self._entries)
         tool = f"compute-sanitizer {report.tool_version or 'of unknown version'}" if report.controls else "no tool"
-        head = f"{self._name}{self._source()}, {report.device or 'no GPU'}, {tool}"
+        kernel = f"{self._name}{self._source()}, {report.device or 'no GPU'}, {tool}"
         parts = [f"{', '.join((*self._found(), self._outputs()))}"]
         outcomes = [outcome for own in report.controls for outcome in own.outcomes]
         if outcomes:
@@ -108,21 +101,31 @@ class _Kernel:
         if verdict in (Verdict.INCONCLUSIVE, Verdict.CONFIG_ERROR):
             parts.append(f"open: {report.reason}")
         parts.append(f"not covered: {self._not_covered}")
-        return f"{verdict.value}{elsewhere}: {head}, {self._where()}: {'; '.join(parts)}"
+        return f"{head}: {kernel}, {self._where()}: {'; '.join(parts)}"
 
     def sentences(self) -> list[str]:
         """Say the same of each capture and variant that was replayed."""
         told = []
         for (path, variant), facts in self._replays.items():
             entries = [entry for entry in self._entries if (entry.capture, entry.variant) == (path, variant)]
-            verdict = worst(entry.verdict for entry in entries)
-            head = "" if verdict is Verdict.PASS else f"{verdict.value}: "
+            verdict, told_verdict = self._verdict(entries)
+            head = "" if verdict is Verdict.PASS else f"{told_verdict}: "
             outputs = worst(
                 Verdict(entry.output.verdict) if entry.output is not None else Verdict.INCONCLUSIVE for entry in entries
             )
             results = "; ".join((*map(_result, entries), f"output {outputs.value}"))
             told.append(f"{head}{_call(facts, variant)}; {results}; not covered: {self._not_covered}")
         return told
+
+    def _verdict(self, entries: Sequence[ReplayEntry]) -> tuple[Verdict, str]:
+        """Give the verdict that a sentence about these entries begins with.
+
+        Pasted alone it must not begin with PASS where its session did not come to PASS.
+        """
+        own = worst(entry.verdict for entry in entries)
+        if own is not Verdict.PASS or self._report.verdict is Verdict.PASS:
+            return own, own.value
+        return self._report.verdict, f"{self._report.verdict.value} for the session as a whole"
 
     def _source(self) -> str:
         hashes = sorted({entry.source_sha256 for entry in self._entries if entry.source_sha256 is not None})
