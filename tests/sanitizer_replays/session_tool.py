@@ -2,7 +2,8 @@
 
 ``behaviour.json`` beside the script says how it misbehaves: ``miss`` and ``flag`` (kernels, as
 ``racecheck:planted_X``), ``leak`` (tools whose filter lets everything through), ``fault`` (tools that find a race in
-the target), ``hang`` (a word of the replay's specification path, or ``TOOL:controls``).
+the target), ``other_build`` (tools whose replays launched another cubin), ``hang`` (a word of the replay's
+specification path, or ``TOOL:controls``).
 """
 
 from __future__ import annotations
@@ -94,6 +95,8 @@ def _replay(tool: str, filters: list[str], rest: list[str], behaviour: dict[str,
         "symbols": json.loads((Path(spec["capture"]) / "capture.json").read_text())["symbols"],
         "launches": 1,
         "variant": spec["variant"],
+        "source_sha256": "5" * 64,
+        "cubin_sha256": ("a" if tool in behaviour.get("other_build", []) else "c") * 64,
         "device": "fake",
         "caching_allocator": "PYTORCH_NO_CUDA_MEMORY_CACHING" not in os.environ,
         "timings_s": {"process_start": 1.5, "imports": 2.0, "launch": 0.25},
