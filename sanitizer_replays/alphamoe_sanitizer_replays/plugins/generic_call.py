@@ -12,7 +12,7 @@ import os
 import runpy
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from alphamoe_sanitizer_replays.captures.call_tree import decode, encode_result, layouts
 from alphamoe_sanitizer_replays.captures.tensors import raw_bytes
@@ -41,7 +41,9 @@ _TOLERANCES = {
     "float8_e4m3fn": 0.125,
     "float8_e5m2": 0.25,
 }
-"""Largest difference, relative to the largest magnitude of the captured tensor."""
+"""Largest difference of an element, relative to its captured magnitude or the RMS of its row, whichever is greater."""
+_OUTLIER = 1000.0
+_TOLD = "largest difference from the captured output, relative to the element's magnitude or its row's RMS"
 
 
 class GenericCall:
@@ -54,7 +56,11 @@ class GenericCall:
         raise NotImplementedError
 
     def tolerance(self, output: str, dtype: str) -> float:
-        """Give the largest difference that is allowed, relative to the largest magnitude captured; 0 is bitwise."""
+        """Give the largest difference that is allowed of an element of an output; 0 is bitwise.
+
+        It is relative to the element's captured magnitude or the RMS of its row (the last dimension), whichever is
+        greater.
+        """
         return _TOLERANCES.get(dtype, 0.0)
 
     def variants(self, capture: Capture) -> tuple[str, ...]:
@@ -118,46 +124,72 @@ class GenericCall:
         return PreparedReplay(launch, outputs, renew, symbols=capture.symbols, launches=None)
 
     def check(self, stored: StoredCapture, tensors: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> OutputCheck:
-        """Compare every output with the captured one."""
+        """Compare every output with the captured one; nothing finite that was compared proves nothing."""
         import torch
 
-        infos = [info for info in stored.capture.tensors if info.role == "output"]
-        told = "largest difference relative to the largest magnitude captured"
-        if not infos:
-            return OutputCheck(verdict="INCONCLUSIVE", reason="the call gave and changed no tensor", tolerance=told)
-        worst, phrases = 0.0, []
-        for info in infos:
+        worst, compared, unjudged = 0.0, 0, ""
+        phrases: list[str] = []
+        for info in (info for info in stored.capture.tensors if info.role == "output"):
             recorded, replayed = stored.load(info.name), outputs.get(info.name)
-            if replayed is None:
-                return OutputCheck(verdict="INCONCLUSIVE", reason=f"the replay gave no {info.name}", tolerance=told)
-            if replayed.shape != recorded.shape or replayed.dtype != recorded.dtype:
-                reason = (
-                    f"{info.name} is {replayed.dtype} {list(replayed.shape)}, captured was {info.dtype} {info.shape}"
-                )
-                return OutputCheck(verdict="FAIL", reason=reason, tolerance=told)
             limit = self.tolerance(info.name, info.dtype)
             phrases.append(f"{info.name} {limit:g}" if limit else f"{info.name} bitwise")
-            if not limit:
-                same = torch.equal(raw_bytes(recorded), raw_bytes(replayed.contiguous()))
-                if not same:
-                    reason = f"{info.name} differs from the captured bytes"
-                    return OutputCheck(verdict="FAIL", reason=reason, tolerance=_phrase(told, phrases))
-                continue
-            one, other = recorded.to(torch.float64), replayed.to(torch.float64)
-            odd = ~torch.isfinite(one) | ~torch.isfinite(other)
-            unequal = odd & ~((one == other) | (torch.isnan(one) & torch.isnan(other)))
-            if bool(unequal.any()):
-                reason = f"{info.name} is not finite in {int(unequal.sum())} places where the two differ"
-                return OutputCheck(verdict="FAIL", reason=reason, tolerance=_phrase(told, phrases))
-            error = torch.where(odd, 0.0, (one - other).abs()).max().item() if one.numel() else 0.0
-            largest = torch.where(torch.isfinite(one), one.abs(), 0.0).max().item() if one.numel() else 0.0
-            relative = error / largest if largest else (0.0 if error == 0 else float("inf"))
-            worst = max(worst, error)
-            if relative > limit:
-                reason = f"{info.name} is off by {error:.4g}, {relative:.3g} of the largest magnitude captured"
-                return OutputCheck(verdict="FAIL", reason=reason, max_abs_error=error, tolerance=_phrase(told, phrases))
+            if replayed is None:
+                return _told("INCONCLUSIVE", f"the replay gave no {info.name}", phrases)
+            if replayed.shape != recorded.shape or replayed.dtype != recorded.dtype:
+                found = f"{replayed.dtype} {list(replayed.shape)}"
+                return _told("FAIL", f"{info.name} is {found}, captured was {info.dtype} {list(info.shape)}", phrases)
+            if not limit and not torch.equal(raw_bytes(recorded), raw_bytes(replayed.contiguous())):
+                return _told("FAIL", f"{info.name} differs from the captured bytes", phrases)
+            usable = recorded.numel()
+            if limit or info.dtype in _TOLERANCES:
+                one, other = recorded.to(torch.float64), replayed.to(torch.float64)
+                finite = torch.isfinite(one) & torch.isfinite(other)
+                usable = int(finite.sum())
+                unequal = ~finite & (one != other) & ~(torch.isnan(one) & torch.isnan(other))
+                if bool(unequal.any()):
+                    reason = f"{info.name} is not finite in {int(unequal.sum())} places where the two differ"
+                    return _told("FAIL", reason, phrases)
+                error = torch.where(finite, (one - other).abs(), 0.0)
+                scale = torch.maximum(torch.where(finite, one.abs(), 0.0), _row_scale(one))
+                worst = max(worst, float(error.max()) if usable else 0.0)
+                outside = error > limit * scale
+                if bool(outside.any()):
+                    excess = float((error / scale).nan_to_num(posinf=torch.inf).max())
+                    reason = (
+                        f"{info.name} is off in {int(outside.sum())} of {recorded.numel()} elements, by {worst:.4g} at "
+                        f"most, and {excess:.3g} of its scale"
+                    )
+                    return _told("FAIL", reason, phrases, worst)
+            compared += usable
+            if recorded.numel() and not usable:
+                unjudged = f"{info.name} holds no finite element, so nothing of it can be compared"
+        if not phrases:
+            unjudged = "the call gave and changed no tensor"
+        elif not compared and not unjudged:
+            unjudged = "every output is empty, so there is nothing to compare"
+        if unjudged:
+            return _told("INCONCLUSIVE", unjudged, phrases)
         # relative_error stays null: it is that of a float64 oracle, which there is none of here.
-        return OutputCheck(verdict="PASS", max_abs_error=worst, tolerance=_phrase(told, phrases))
+        return _told("PASS", "", phrases, worst)
+
+
+def _row_scale(values: Tensor) -> Tensor:
+    """Give the RMS of each row (last dimension) of float64 values, to be broadcast over them.
+
+    Elements that are not finite are left out, and those beyond ``_OUTLIER`` times the median magnitude of the row's
+    other elements than zero: one huge element must not make the tolerance of its neighbours.
+    """
+    import torch
+
+    rows = values.reshape(1) if values.dim() == 0 else values
+    sizes = torch.where(torch.isfinite(rows) & (rows != 0), rows.abs(), torch.nan)
+    if sizes.numel() == 0:
+        return torch.zeros_like(values)
+    usual = sizes <= _OUTLIER * sizes.nanmedian(dim=-1, keepdim=True).values
+    counted = torch.where(usual | (rows == 0), rows, 0.0)
+    number = (usual | (rows == 0)).sum(dim=-1, keepdim=True).clamp(min=1)
+    scale = (counted.square().sum(dim=-1, keepdim=True) / number).sqrt()
+    return scale.reshape(()) if values.dim() == 0 else scale
 
 
 def import_modules(capture: Capture) -> None:
@@ -204,5 +236,8 @@ def _kept_on_host(tree: Any) -> set[str]:
     return found
 
 
-def _phrase(told: str, phrases: list[str]) -> str:
-    return f"{told}: {', '.join(phrases)}"
+def _told(
+    verdict: Literal["PASS", "FAIL", "INCONCLUSIVE"], reason: str, phrases: list[str], worst: float | None = None
+) -> OutputCheck:
+    tolerance = f"{_TOLD}: {', '.join(phrases)}" if phrases else _TOLD
+    return OutputCheck(verdict=verdict, reason=reason, max_abs_error=worst, tolerance=tolerance)
