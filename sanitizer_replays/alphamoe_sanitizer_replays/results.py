@@ -37,7 +37,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     """The tool's own first line without severity and prefix."""
     hazard: str | None = None
-    """``RAW``, ``WAR``, ``WAW`` where it can be told; ``RAW/WAR`` for a write and a read in an order that is not known."""
+    """``RAW``, ``WAR``, ``WAW`` where it can be told; ``RAW/WAR`` for a write and a read in unknown order."""
     kernel: str | None = None
     """Base name of the kernel (outermost device frame), null where the tool names only inlined functions."""
     kernel_truncated: bool = False
