@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from alphamoe_profiler.run_identity import utc_now
-from alphamoe_sanitizer_replays.reports.records import ReplayEntry, SanitizeReport, overall
+from alphamoe_sanitizer_replays.reports.records import ReplayEntry, SanitizeReport, many, overall
 from alphamoe_sanitizer_replays.reports.scope import with_scope
 from alphamoe_sanitizer_replays.results import ControlReport
 from alphamoe_sanitizer_replays.session.entries import entry_of, open_entry
@@ -109,7 +109,7 @@ def _judged(
 
 def _of_plan(plan: Plan) -> str:
     """Say why the captures themselves leave the session open, or nothing."""
-    told = [f"{len(plan.damaged)} captures cannot be opened: {plan.damaged[0]}"] if plan.damaged else []
+    told = [f"{many(len(plan.damaged), 'capture')} cannot be opened: {plan.damaged[0]}"] if plan.damaged else []
     if plan.unproven:
         more = f" (and {len(plan.unproven) - 1} more)" if len(plan.unproven) > 1 else ""
         told.append(f"captures of the run are not proven to be its own: {plan.unproven[0]}{more}")
