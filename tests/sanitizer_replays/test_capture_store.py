@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,12 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from made_captures import make_capture
 from torch import Tensor
 
 from alphamoe_sanitizer_replays.captures import store as capture_store
 from alphamoe_sanitizer_replays.captures.records import Capture, TensorInfo, TensorRole
 from alphamoe_sanitizer_replays.captures.store import check_room, find_captures, open_capture, write_capture
 from alphamoe_sanitizer_replays.captures.tensors import bytes_of, save_tensors, tensor_sha256, typed
+from alphamoe_sanitizer_replays.replays.job import prepare_inputs
 from alphamoe_tracers.errors import AlphaMoEError, EvidenceError, UsageError
 
 
@@ -311,3 +314,76 @@ def test_outputs_of_a_dtype_that_the_format_has_not_come_back_typed(tmp_path: Pa
     found = load_file(tmp_path / "o.safetensors")["out"]
     assert torch.equal(typed(found, info), value)
     assert typed(found[1:], info).dtype == torch.uint8
+
+
+@pytest.mark.parametrize("backend", ["flashinfer_alphamoe", "triton"])
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"M": 4096}, "hidden_states is [3, 256], and [4096, 256]"),
+        ({"M": 0}, "M 0"),
+        ({"M": 10**18}, "M 1000000000000000000"),
+        ({"rank": 4}, "rank 4 of 4 ranks"),
+        ({"layer": -5}, "layer -5"),
+        ({"layer": 2}, "layer 2 of a model of 2"),
+        ({"world_size": 0}, "world_size 0"),
+        ({"symbols": []}, "names no kernel"),
+        ({"geometry": None}, "does not say its layer"),
+        ({"geometry": {"E": 512, "H": 256, "I_local": 128, "top_k": 4}}, "is [16, 256, 256], and [512, 256, 256]"),
+        ({"geometry": {"E": 16, "H": 2048, "I_local": 128, "top_k": 4}}, "and [3, 2048]"),
+        ({"geometry": {"E": 16, "H": 256, "I_local": 128, "top_k": 10}}, "its top_k is 10"),
+        ({"geometry": {"E": 16, "H": 256, "I_local": 0, "top_k": 4}}, "I_local 0"),
+    ],
+)
+def test_labels_that_the_tensors_contradict_are_refused(
+    tmp_path: Path, backend: str, changes: dict[str, Any], told: str
+) -> None:
+    """A scope is a sentence of labels: M, geometry, rank and layer must be able to be those of the tensors."""
+    directory = make_capture(tmp_path, backend=backend).path
+    own = open_capture(directory).capture.geometry
+    assert own is not None
+    if changes.get("geometry"):
+        changes = {"geometry": {**changes["geometry"], "block_m": own.block_m}}
+    edit(directory, **changes)
+    with pytest.raises(EvidenceError) as caught:
+        open_capture(directory)
+    assert told in str(caught.value)
+
+
+def test_a_block_size_that_the_plan_contradicts_is_refused(tmp_path: Path) -> None:
+    """The plan's rows are its blocks times block_m, also where the argument was changed with the label."""
+    directory = make_capture(tmp_path).path
+    plain = json.loads((directory / "capture.json").read_text())
+    edit(
+        directory,
+        geometry=plain["geometry"] | {"block_m": 16},
+        arguments=plain["arguments"] | {"block_m": 16},
+    )
+    with pytest.raises(EvidenceError, match=r"sorted_token_ids is \[96\], and \[192\]"):
+        open_capture(directory)
+
+
+def test_another_plug_in_can_replay_a_capture_and_its_labels_are_held_against_it(stored: Path) -> None:
+    """The name in the file may be wrong; one of ours is no way around the check."""
+    assert open_capture(stored, plugin="mine:Mine").capture.plugin == "mine:Mine"
+    with pytest.raises(EvidenceError, match="does not say its layer"):
+        open_capture(stored, plugin="alphamoe_w8a8")
+
+
+def test_a_path_that_is_not_utf_8_is_told_as_that(tmp_path: Path, stored: Path) -> None:
+    """Nothing is damaged: safetensors cannot open it, so it is refused before a tensor is read or written."""
+    odd = tmp_path / os.fsdecode(b"odd-\xff")
+    shutil.copytree(stored, odd)
+    with pytest.raises(UsageError, match="not UTF-8"):
+        open_capture(odd)
+    with pytest.raises(UsageError, match="not UTF-8"):
+        write_capture(odd / "new", blank(), tensors())
+
+
+def test_a_full_disk_is_told_by_what_was_to_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session's inputs are no capture, and capturing less is no way out there."""
+    stored = make_capture(tmp_path / "captures")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    with pytest.raises(AlphaMoEError, match=r"what a replay reads of .* does not fit") as caught:
+        prepare_inputs(stored, tmp_path / "inputs")
+    assert "capture" not in caught.value.hint

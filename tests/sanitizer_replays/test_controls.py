@@ -231,3 +231,9 @@ def test_gaps_are_those_of_the_mechanisms_that_the_variant_uses() -> None:
     assert scope.not_covered(used("triton_stock", None), [report]) == gap
     ours = frozenset().union(*(used("alphamoe_w8a8", name) for name in ("t8_c8", "t64_w")))
     assert ours < {control.mechanism for control in CONTROLS}
+
+
+def test_the_name_of_a_device_ends_where_its_string_does() -> None:
+    """The driver fills a buffer of the size that it was given."""
+    assert control_process.device_name(b"NVIDIA H200" + bytes(89)) == "NVIDIA H200"
+    assert control_process.device_name(b"NVIDIA H200\0left over") == "NVIDIA H200"

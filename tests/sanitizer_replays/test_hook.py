@@ -139,7 +139,7 @@ def test_forked_and_spawned_workers_are_captured_by_hand_without_the_command(tmp
 )
 def test_nothing_captured_is_told_with_the_reason(tmp_path: Path, target: str, program: list[str], why: str) -> None:
     """Silence is no success: exit code 3 and one line that says why."""
-    done = capture(tmp_path, "--callable", target, "--", sys.executable, *program)
+    done = capture(tmp_path, "--callable", target, "--symbol", "k", "--", sys.executable, *program)
     assert done.returncode == 3
     [line] = done.stderr.splitlines()
     assert line.startswith("Nothing was captured: ")
@@ -249,6 +249,8 @@ def test_the_programs_own_failure_and_signals_come_through(tmp_path: Path) -> No
         (["--", "true"], "nothing to capture"),
         (["--callable", "a:b", "--", "/nowhere/program"], "cannot be run"),
         (["--callable", "a:b", "--max-bytes", "x", "--", "true"], "no number of bytes"),
+        (["--callable", "a:b", "--plugin", "nope", "--", "true"], "no replay plug-in named 'nope'"),
+        (["--callable", "a:b", "--plugin", "json:nope", "--", "true"], "cannot be loaded from json:nope"),
     ],
 )
 def test_usage_errors_of_the_command(
@@ -266,3 +268,30 @@ def test_captures_that_are_there_are_not_mixed_with_new_ones(
     (tmp_path / "file").write_text("", encoding="utf-8")
     assert cli.main(["capture", "--out", str(tmp_path), "--callable", "a:b", "--", "true"]) == 2
     assert "is not empty" in capsys.readouterr().err
+
+
+PRODUCT = "import torch\ndef work(x):\n    return x * 2\n"
+
+
+def test_a_capture_that_got_nothing_does_not_block_the_next_try(tmp_path: Path) -> None:
+    """The hook's own notes are no captures; what the first try left is used on."""
+    (tmp_path / "product.py").write_text(PRODUCT, encoding="utf-8")
+    (tmp_path / "main.py").write_text("import torch, product\nproduct.work(torch.ones(3, 2))\n", encoding="utf-8")
+    for words, code in ((("--m-from", "nope:0"), 3), ((), 0), ((), 2)):
+        done = capture(tmp_path, "--callable", "product:work", *words, "--", sys.executable, "main.py")
+        assert done.returncode == code, done.stderr
+    assert "is not empty" in done.stderr
+
+
+def test_a_target_that_got_nothing_is_told_and_is_no_success(tmp_path: Path) -> None:
+    """One of two was captured, and an M that no call had is named; so is the missing --symbol."""
+    (tmp_path / "product.py").write_text(PRODUCT, encoding="utf-8")
+    (tmp_path / "main.py").write_text("import torch, product\nproduct.work(torch.ones(3, 2))\n", encoding="utf-8")
+    words = ("--callable", "product:work", "--op", "mine::nope", "--M", "3", "--M", "9", "--plugin", "no_such:Thing")
+    done = capture(tmp_path, *words, "--", sys.executable, "main.py")
+    assert done.returncode == 3, done.stderr
+    assert "Captured 1 call of product:work" in done.stderr
+    assert "Nothing was captured: no operator mine::nope" in done.stderr
+    assert "No call of product:work with M 9 was captured" in done.stderr
+    assert "no --symbol KERNEL was named" in done.stderr
+    assert "no_such:Thing cannot be imported here" in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -275,6 +276,34 @@ def test_captures_of_a_traced_run_open_with_verified_hashes(recorded: tuple[Path
     assert first.capture.tensor("out").sha256 != second.capture.tensor("out").sha256
     assert "up to 4 captures, " in said
     assert f"4 captures in {out / 'captures'}" in said
+    assert "--capture layer=0,M=1: the first eager dispatch of M 1 alone, rank all, layer 0" in said
+    assert said.rstrip().endswith(f"next: alphamoe-trace sanitize {out}")
+
+
+def test_showing_a_run_lists_its_captures(recorded: tuple[Path, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Rank, layer, M and bytes of each, in words and in JSON; a run without captures has no such key."""
+    out, _ = recorded
+    assert main(["show", str(out)]) == 0
+    told = capsys.readouterr().out
+    assert told.count("Capture captures/rank=") == 4
+    assert "rank 1, layer 0, M 1, bytes " in told
+    assert main(["show", str(out), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["captures"]
+    assert [(row["rank"], row["layer"]) for row in rows] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert all(row["bytes"] > 0 and row["variant"] is None for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("layer=0", "the first eager dispatch alone, rank all, layer 0, which is a prefill; every=bucket"),
+        ("M=decode,rank=0+last", "the first eager decode alone, rank 0+last, layer all"),
+        ("layer=last,every=bucket", "the first eager dispatch of each M, rank all, layer last"),
+    ],
+)
+def test_a_request_says_what_it_takes(text: str, told: str) -> None:
+    """What an option leaves out is told before the run."""
+    assert parse_capture(text).told().startswith(told)
 
 
 def test_a_run_with_captures_checks_clean_and_its_rank_files_vouch_for_them(recorded: tuple[Path, str]) -> None:

@@ -378,3 +378,32 @@ def test_the_childs_environment_is_bare(monkeypatch: pytest.MonkeyPatch) -> None
     assert environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] == "1"
     assert environment["ALPHAMOE_TRACE_NVTX"] == "0"
     assert not {"NVTX_INJECTION64_PATH", "PYTORCH_CUDA_ALLOC_CONF"} & environment.keys()
+
+
+def test_a_plug_in_named_by_mistake_can_be_replaced_without_another_capture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The option replays what the capture's own name cannot; a name of nothing is a usage error of both commands."""
+    stored = make_capture(tmp_path / "captures")
+    rewrite(stored, lambda document: document.update(plugin="nope:Nope"))
+    words = [str(stored.path), "--device", "cpu"]
+    assert cli.main(["replay", *words]) == 2
+    assert cli.main(["replay", *words, "--plugin", "alphamoe_w8a8"]) == 0
+    out = ["--tool", "none", "--out", str(tmp_path / "report")]
+    assert cli.main(["sanitize", *words, "--plugin", "nothing", *out]) == 2
+    assert not (tmp_path / "report").exists()
+    cli.main(["sanitize", *words, "--plugin", "alphamoe_w8a8", *out])
+    document = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert document["entries"][0]["output"]["verdict"] == "PASS"
+    capsys.readouterr()
+
+
+def test_a_plug_in_may_look_at_a_capture_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it says against it is the reason; nothing is drawn or written."""
+    monkeypatch.syspath_prepend(PLUGINS)
+    stored = rewrite(make_capture(tmp_path), lambda document: document.update(plugin="faulty_plugins:REFUSES"))
+    with pytest.raises(EvidenceError, match="M 3 is not mine"):
+        prepare_inputs(stored, tmp_path / "inputs")
+    assert not (tmp_path / "inputs").exists()

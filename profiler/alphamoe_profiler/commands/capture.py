@@ -20,15 +20,17 @@ if TYPE_CHECKING:
 
 _EPILOG = """\
 examples:
-  alphamoe-trace capture --callable flashinfer.fused_moe:alphamoe_fp8_block_scale_aligned_moe -- \\
-      python -m sglang.launch_server --model-path MODEL --tp 4
-  alphamoe-trace capture --op vllm::moe_forward --m-from hidden_states:0 --M 1 --M 8 -- vllm serve MODEL
-  alphamoe-trace capture --callable my_moe:forward --when /tmp/go -- python serve.py    (touch /tmp/go after warm-up)
+  alphamoe-trace capture --callable flashinfer.fused_moe:alphamoe_fp8_block_scale_aligned_moe \\
+      --symbol kernel_alpha_moe_w8a8_up_down -- python -m sglang.launch_server --model-path MODEL --tp 4
+  alphamoe-trace capture --op vllm::moe_forward --symbol fused_moe_kernel --m-from hidden_states:0 --M 1 --M 8 -- \\
+      vllm serve MODEL
+  alphamoe-trace capture --callable my_moe:forward --symbol my_kernel --when /tmp/go -- python serve.py
+                                                                        (touch /tmp/go after warm-up)
 
 Only eager calls are taken: never one that a CUDA graph is captured from or that torch.compile traces. The same by hand:
 docs/sanitizer-captures.md.
 
-exit codes: 0 captured; 3 nothing was captured; 2 usage; the program's own where it failed
+exit codes: 0 every target was captured; 3 of one nothing was; 2 usage; the program's own where it failed
 """
 
 
@@ -49,7 +51,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("how it is replayed")
     how.add_argument("--plugin", metavar="NAME", help="replay plug-in (default: callable or torch_op)")
     how.add_argument(
-        "--symbol", action="append", default=[], metavar="KERNEL", help="base name of a kernel that the call launches"
+        "--symbol",
+        action="append",
+        default=[],
+        metavar="KERNEL",
+        help="base name of a kernel that the call launches and sanitize judges; without one it can never give PASS",
     )
     how.add_argument("--import", action="append", default=[], dest="imports", metavar="MODULE", help="to replay an op")
     where = parser.add_argument_group("where it goes")
@@ -84,12 +90,13 @@ def run(args: argparse.Namespace) -> int:
         max_bytes=parse_bytes(args.max_bytes),
     )
     _check_out(settings.out, args.add)
+    _check_plugin(settings)
     root = f"{os.getpid()}-capture-{os.urandom(4).hex()}"
     code, interrupted = _run(program, _environment(settings, root))
-    lines, captured = summary(settings, root)
-    for line in lines:
+    told = summary(settings, root)
+    for line in told.lines:
         sys.stderr.write(printable(f"{line[:1].upper()}{line[1:]}\n"))
-    if captured:
+    if told.captured:
         sys.stderr.write(
             printable(f"Next: alphamoe-trace sanitize {settings.out}, or replay with one of its captures\n")
         )
@@ -97,7 +104,39 @@ def run(args: argparse.Namespace) -> int:
     if code and not interrupted:
         sys.stderr.write(f"the program ended with {code}\n")
         return code
-    return 0 if captured else 3
+    return 3 if told.missing else 0
+
+
+def _check_plugin(settings: HookSettings) -> None:
+    """Look at the replay plug-in now, where it can be imported; say what its captures will lack.
+
+    Raises:
+        UsageError: it is here, and is no plug-in.
+    """
+    from importlib.util import find_spec
+
+    name = settings.plugin
+    if name is not None:
+        from alphamoe_sanitizer_replays.plugins.protocol import find_plugin
+
+        module, colon, _ = name.partition(":")
+        try:
+            here = not colon or find_spec(module) is not None
+        except (ImportError, ValueError):
+            here = False
+        if here:
+            find_plugin(name)
+        else:
+            _note(f"the plug-in {name} cannot be imported here, so it is not checked; a replay needs it in PYTHONPATH")
+    if not settings.symbols:
+        unless = "" if name is None else f", unless the plug-in {name} names its kernels"
+        _note(
+            f"no --symbol KERNEL was named, so sanitize can find faults in these captures and never give PASS{unless}"
+        )
+
+
+def _note(text: str) -> None:
+    sys.stderr.write(printable(f"note: {text}\n"))
 
 
 def _environment(settings: HookSettings, root: str) -> dict[str, str]:
@@ -114,10 +153,19 @@ def _environment(settings: HookSettings, root: str) -> dict[str, str]:
     return environment | settings.to_environment() | {ROOT: root}
 
 
+def _strangers(out: Path) -> bool:
+    from alphamoe_sanitizer_replays.hooks.report import FOLDER
+
+    return any(entry.name != FOLDER and not entry.name.startswith("rank=") for entry in out.iterdir())
+
+
 def _check_out(out: Path, add: bool) -> None:
+    from alphamoe_sanitizer_replays.captures.store import find_captures
+
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is no directory")
-    if out.is_dir() and any(out.iterdir()) and not add:
+    # A capture that got nothing leaves the hook's own notes, and perhaps a rank's folder: nothing that is kept.
+    if out.is_dir() and not add and (_strangers(out) or find_captures(out)):
         raise UsageError(f"--out {out} is not empty", "name another directory, or add to it with --add")
     out.mkdir(parents=True, exist_ok=True)
     if not os.access(out, os.W_OK):

@@ -34,6 +34,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("capture", type=Path, nargs="?", metavar="CAPTURE", help="directory of one capture")
     what = parser.add_argument_group("what is launched")
     what.add_argument("--variant", metavar="V", help="a variant of the kernel instead of the captured one")
+    what.add_argument("--plugin", metavar="NAME", help="replay plug-in instead of the one that the capture names")
     what.add_argument("--source", type=Path, metavar="FILE.cu", help="compile this instead of the kernel's own source")
     what.add_argument("--repeats", type=int, default=0, metavar="N", help="launch N times more and time each")
     what.add_argument("--device", default="auto", metavar="D", help="auto (the default), cuda, cuda:N or cpu")
@@ -70,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
             tools=tuple(dict.fromkeys(args.tool)),
             variant=args.variant,
             source=args.source,
+            plugin=args.plugin,
             repeats=args.repeats,
             device=args.device,
             timeout_s=args.timeout,

@@ -57,6 +57,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         metavar="V",
         help="rule (default: the variant that was captured), all, or names",
     )
+    chosen.add_argument("--plugin", metavar="NAME", help="replay plug-in instead of the one that a capture names")
     chosen.add_argument("--source", type=Path, metavar="FILE.cu", help="compile this instead of the kernel's source")
     how = parser.add_argument_group("how")
     how.add_argument("--sanitizer", metavar="PATH", help="the compute-sanitizer to use")
@@ -110,6 +111,10 @@ def _options(args: argparse.Namespace) -> SessionOptions:
     for option, path in (("--source", args.source), ("--allow-list", args.allow_list)):
         if path is not None and not path.is_file():
             raise UsageError(f"{option} {path}: there is no such file")
+    if args.plugin is not None:
+        from alphamoe_sanitizer_replays.plugins.protocol import find_plugin
+
+        find_plugin(args.plugin)
     options = SessionOptions(
         paths=tuple(args.paths),
         tools=parse_tools(args.tool),
@@ -121,6 +126,7 @@ def _options(args: argparse.Namespace) -> SessionOptions:
         sanitizer=args.sanitizer,
         allow_list=args.allow_list,
         source=args.source,
+        plugin=args.plugin,
         out=args.out,
         force=args.force,
         keep_inputs=args.keep_inputs,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from alphamoe_profiler.commands import check_json_target, write_json
-from alphamoe_tracers.errors import UsageError
+from alphamoe_profiler.printable import printable
+from alphamoe_tracers.errors import AlphaMoEError, UsageError
 
 _EXAMPLES = """\
 examples:
@@ -79,7 +81,39 @@ def report(path: Path, json_target: str | None) -> None:
     from alphamoe_profiler.reports.terminal import print_report
 
     found = inspect_run(RunBundle.open(path))
+    captures = _captures(path)
     if json_target is None:
         print_report(found)
+        _print_captures(captures)
     else:
-        write_json(json_document(found), json_target)
+        document = json_document(found)
+        write_json(document | {"captures": captures} if captures else document, json_target)
+
+
+def _captures(run: Path) -> list[dict[str, object]]:
+    """List the captures of a run bundle; one that cannot be opened has its reason instead of facts."""
+    if not (run / "captures").is_dir():
+        return []
+    from alphamoe_sanitizer_replays.captures.store import find_captures, open_capture
+
+    listed: list[dict[str, object]] = []
+    for folder in find_captures(run):
+        row: dict[str, object] = {"path": folder.relative_to(run).as_posix()}
+        try:
+            own = open_capture(folder).capture
+        except AlphaMoEError as error:
+            listed.append(row | {"error": str(error)})
+            continue
+        variant = own.launch.variant if own.launch is not None else None
+        facts = {"rank": own.rank, "layer": own.layer, "M": own.M, "variant": variant, "bytes": own.bytes}
+        listed.append(row | facts)
+    return listed
+
+
+def _print_captures(captures: list[dict[str, object]]) -> None:
+    for row in captures:
+        told = [
+            f"{name} {row[name]}" for name in ("rank", "layer", "M", "variant", "bytes") if row.get(name) is not None
+        ]
+        text = f"Capture {row['path']}: {row.get('error') or ', '.join(told)}"
+        sys.stdout.write(printable(text) + "\n")

@@ -107,7 +107,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE,...",
         help="store the inputs and output of chosen eager dispatches, for alphamoe-trace sanitize and replay, as in "
         "layer=0,M=1; keys are layer (a number, last, all), M (a number, decode, prefill, all), rank (0+last, all), "
-        "every (bucket: one for each M, else the first of each rank and layer) and purpose (witness); may be repeated",
+        "execution (eager, the only one), every (bucket: one for each M, else only the first of each rank and layer, "
+        "so layer=0 alone takes one prefill) and purpose (witness); may be repeated",
     )
     record.add_argument(
         "--capture-weights",
@@ -155,10 +156,12 @@ def run(args: argparse.Namespace) -> int:
         result = run_session(config, progress, target, before)
     for note in result.notes:
         _say(note)
+    captured: str | None = None
     if args.capture:
         from alphamoe_sanitizer_replays.captures.recording import summary
 
-        _say(summary(result.path) or "nothing was captured")
+        captured = summary(result.path)
+        _say(captured or "nothing was captured")
     from alphamoe_profiler.commands.show import report
 
     try:
@@ -169,6 +172,8 @@ def run(args: argparse.Namespace) -> int:
             raise
     if not result.complete:
         raise AlphaMoEError(f"the run was cut short: {result.error}", f"what was recorded is in {result.path}")
+    if captured:
+        sys.stderr.write(printable(f"next: alphamoe-trace sanitize {result.path}") + "\n")
     return 0
 
 

@@ -66,6 +66,8 @@ def announce(
 
     def check(run: RunInfo, path: Path) -> None:
         bound = estimate(requests, run, weights=store_weights)
+        for request in requests:
+            say(f"--capture {request.text}: {request.told()}")
         stored = "weights included" if store_weights else "weights by their hash only"
         count = "1 capture" if bound.captures == 1 else f"{bound.captures} captures"
         say(f"up to {count}, {_size(bound.bytes)} at most ({stored}), in {path}")

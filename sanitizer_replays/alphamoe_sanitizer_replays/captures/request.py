@@ -39,6 +39,15 @@ class CaptureRequest:
         """Say whether this rank captures anything."""
         return among(rank, self.ranks, world_size)
 
+    def told(self) -> str:
+        """Say in words what is taken."""
+        what = {"all": "dispatch", "prefill": "prefill", "decode": "decode"}.get(str(self.M), f"dispatch of M {self.M}")
+        where = f"rank {_words(self.ranks)}, layer {_words(self.layers)}"
+        if self.every:
+            return f"the first eager {what} of each M, {where}"
+        wider = ", which is a prefill; every=bucket takes one of each M" if self.M == "all" else ""
+        return f"the first eager {what} alone, {where}{wider}"
+
     def matches(self, layer: int, layers: int, M: int, forward_mode: ForwardMode, purpose: Purpose) -> bool:
         """Say whether one eager dispatch is among those asked for, whatever was captured before."""
         if purpose != self.purpose or not among(layer, self.layers, layers):
@@ -166,6 +175,10 @@ def _call_bytes(M: int, E: int, H: int, top_k: int) -> int:
 
 def _weight_bytes(E: int, H: int, width: int) -> int:
     return E * (3 * width * H + 3 * -(-width // 128) * (H // 128) * 4)
+
+
+def _words(which: Which) -> str:
+    return which if isinstance(which, str) else "+".join(map(str, which))
 
 
 def _chosen(text: str, what: str, which: Which, count: int) -> list[int]:

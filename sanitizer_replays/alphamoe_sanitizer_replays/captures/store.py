@@ -89,7 +89,7 @@ def check_path(path: Path) -> None:
         str(path.absolute()).encode()
     except UnicodeEncodeError as error:
         raise UsageError(
-            f"{ascii(str(path))}: the path is not UTF-8, and safetensors reads no other",
+            f"{str(path)!a}: the path is not UTF-8, and safetensors reads no other",
             "move it, or run with a UTF-8 locale (LC_ALL=C.UTF-8)",
         ) from error
 
@@ -229,8 +229,12 @@ class StoredCapture:
                 self.load(info.name)
 
 
-def open_capture(directory: Path) -> StoredCapture:
+def open_capture(directory: Path, plugin: str | None = None) -> StoredCapture:
     """Open a capture; no tensor is read yet and torch is not imported.
+
+    Args:
+        directory: the capture's own.
+        plugin: replays it instead of the plug-in that it names.
 
     Raises:
         UsageError: it is of a newer format, or its path is not UTF-8.
@@ -247,6 +251,8 @@ def open_capture(directory: Path) -> StoredCapture:
     if schema != CAPTURE_SCHEMA:
         raise UsageError(f"{path}: schema {schema} is newer than {CAPTURE_SCHEMA}", "use a newer alphamoe-trace")
     capture = decode_json(path.read_bytes(), Capture, str(path))
+    if plugin is not None:
+        capture = msgspec.structs.replace(capture, plugin=plugin)
     for problem in _problems(capture):
         raise EvidenceError(f"{path}: {problem}", _DAMAGED)
     return StoredCapture(directory, capture)

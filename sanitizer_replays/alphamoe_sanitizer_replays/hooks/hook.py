@@ -187,5 +187,5 @@ def _is_ours(word: str) -> bool:
 def _end(hook: Hook, reporting_pid: int | None) -> None:
     hook.board.save()
     if reporting_pid == os.getpid():
-        for line in summary(hook.settings, hook.root)[0]:
+        for line in summary(hook.settings, hook.root).lines:
             say(line)

@@ -102,14 +102,21 @@ def say(text: str) -> None:
         sys.stderr.flush()
 
 
-def summary(settings: HookSettings, root: str) -> tuple[list[str], int]:
-    """Tell what all processes of one root captured, one line for each target.
+@dataclass(frozen=True)
+class Summary:
+    """What all processes of one root captured."""
 
-    Returns:
-        The lines, and the number of captures.
-    """
+    lines: tuple[str, ...]
+    captured: int
+    """Captures of all targets."""
+    missing: tuple[str, ...]
+    """Targets of which there is none."""
+
+
+def summary(settings: HookSettings, root: str) -> Summary:
+    """Tell what all processes of one root captured: a line for each target, and for each M that no call had."""
     processes = _read(settings.out / FOLDER, root)
-    lines, total = [], 0
+    lines, total, missing = [], 0, []
     for target in (*settings.callables, *settings.ops):
         found = [process["targets"][target] for process in processes if target in process.get("targets", {})]
         captured: dict[str, int] = {}
@@ -121,9 +128,16 @@ def summary(settings: HookSettings, root: str) -> tuple[list[str], int]:
             total += count
             calls = "1 call" if count == 1 else f"{count} calls"
             lines.append(f"captured {calls} of {target} ({', '.join(sorted(captured))}) in {settings.out}")
+            taken = {place.rpartition(" ")[2] for place in captured}
+            absent = [str(M) for M in settings.only_m if str(M) not in taken]
+            if absent:
+                others = sorted({text for status in found for text in status["not_asked"]})
+                seen = f" ({'; '.join(others)})" if others else ""
+                lines.append(f"no call of {target} with M {', '.join(absent)} was captured{seen}")
             continue
+        missing.append(target)
         lines.append(f"nothing was captured: {_why(target, found, processes)}")
-    return lines, total
+    return Summary(tuple(lines), total, tuple(missing))
 
 
 def _why(target: str, found: list[dict[str, Any]], processes: list[dict[str, Any]]) -> str:

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 
 from alphamoe_sanitizer_replays.captures.store import check_path, check_room
 from alphamoe_sanitizer_replays.captures.tensors import bytes_of, save_tensors, tensor_sha256, typed
-from alphamoe_sanitizer_replays.plugins.protocol import CompiledAhead, CompilesAhead, ReplayPlugin, Validates, find_plugin
+from alphamoe_sanitizer_replays.plugins.protocol import (
+    CompiledAhead,
+    CompilesAhead,
+    ReplayPlugin,
+    Validates,
+    find_plugin,
+)
 from alphamoe_sanitizer_replays.replays.spec import ReplaySpec, TensorPlace, child_argv, write_spec
 from alphamoe_sanitizer_replays.results import OutputCheck, ReplayResult, Tool, ToolRun
 from alphamoe_sanitizer_replays.tool.sanitizer import ToolPath, run_plain, run_tool
@@ -103,7 +109,9 @@ def place_inputs(folder: Path, stored: StoredCapture, tensors: Mapping[str, Tens
         path = folder / f"inputs-{hashlib.sha256(' '.join(hashes).encode()).hexdigest()[:12]}.safetensors"
         if not path.is_file():
             folder.mkdir(parents=True, exist_ok=True)
-            check_room(folder, bytes_of(made), "what a replay reads", "name another folder with --out, or clear the disk")
+            check_room(
+                folder, bytes_of(made), "what a replay reads", "name another folder with --out, or clear the disk"
+            )
             save_tensors(path, made)
     return tuple(
         TensorPlace(

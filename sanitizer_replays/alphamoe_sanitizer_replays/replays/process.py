@@ -121,7 +121,9 @@ def _replay(spec: ReplaySpec, timings_s: dict[str, float]) -> ReplayResult:
     if spec.witness:
         refuse_tools(os.environ)
     started = time.perf_counter()
-    witnessed = _witnessed(prepared, device) if spec.witness else _launch(prepared, device)
+    witnessed = _witnessed(prepared, device) if spec.witness else None
+    if not spec.witness:
+        _launch(prepared, device)
     launched = time.perf_counter()
     outputs = prepared.outputs()
     timings_s["launch"], timings_s["download"] = launched - started, time.perf_counter() - launched
@@ -157,16 +159,16 @@ def _witnessed(prepared: PreparedReplay, device: Any) -> dict[str, int]:
     if device.type != "cuda":
         _launch(prepared, device)
         return {}
-    from torch.autograd import DeviceType
+    from torch._C._autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         _launch(prepared, device)
     found: dict[str, int] = {}
     for event in profiler.events() or ():
-        if event.device_type == DeviceType.CUDA and not event.is_user_annotation:
-            if not event.name.startswith(_NO_KERNELS):
-                found[event.name] = found.get(event.name, 0) + 1
+        on_device = event.device_type == DeviceType.CUDA and not event.is_user_annotation
+        if on_device and not event.name.startswith(_NO_KERNELS):
+            found[event.name] = found.get(event.name, 0) + 1
     return found
 
 

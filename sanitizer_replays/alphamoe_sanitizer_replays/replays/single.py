@@ -65,6 +65,7 @@ def replay_capture(
     tools: tuple[Tool | Literal["none"], ...] = ("none",),
     variant: str | None = None,
     source: Path | None = None,
+    plugin: str | None = None,
     repeats: int = 0,
     device: str = "auto",
     timeout_s: float = 120.0,
@@ -78,6 +79,7 @@ def replay_capture(
         tools: ``none`` or tools.
         variant: null for the captured process's own.
         source: compiled instead of the kernel's own source.
+        plugin: replays it instead of the plug-in that it names.
         repeats: further launches that are timed; only without a tool.
         device: ``auto``, ``cpu`` or torch's name of a CUDA device.
         timeout_s: of each process.
@@ -88,7 +90,7 @@ def replay_capture(
         UsageError: no such variant, source or plug-in.
         EvidenceError: the capture is damaged, its weights cannot be drawn here, or there is no compute-sanitizer.
     """
-    stored = open_capture(path)
+    stored = open_capture(path, plugin)
     tool_path = find_tool(sanitizer) if any(tool != "none" for tool in tools) else None
     place = device if device != "auto" else _device()
     with _folder(out) as folder:

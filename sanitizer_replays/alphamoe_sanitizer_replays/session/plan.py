@@ -42,6 +42,8 @@ class SessionOptions:
     sanitizer: str | None = None
     allow_list: Path | None = None
     source: Path | None = None
+    plugin: str | None = None
+    """Replays every capture instead of the plug-in that it names."""
     out: Path | None = None
     force: bool = False
     keep_inputs: bool = False
@@ -122,7 +124,7 @@ def plan_session(options: SessionOptions) -> Plan:
     damaged: list[AlphaMoEError] = []
     for folder in dict.fromkeys(folder for found in folders.values() for folder in found):
         try:
-            opened.append(open_capture(folder))
+            opened.append(open_capture(folder, options.plugin))
         except AlphaMoEError as error:
             damaged.append(error)
     if not opened and damaged:

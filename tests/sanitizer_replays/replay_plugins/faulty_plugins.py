@@ -10,8 +10,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from alphamoe_sanitizer_replays.captures.store import StoredCapture
 from alphamoe_sanitizer_replays.plugins.alphamoe_w8a8 import AlphaMoEW8A8
 from alphamoe_sanitizer_replays.plugins.protocol import PreparedReplay
+from alphamoe_tracers.errors import EvidenceError
 
 
 def _die() -> None:
@@ -46,3 +48,14 @@ WRONG = Faulty(
     lambda prepared: replace(prepared, outputs=lambda: {"out": prepared.outputs()["out"] * 1.05}),
 )
 COLLECTS = Faulty("collects", _collect)
+
+
+class Refusing(AlphaMoEW8A8):
+    """The fused kernel's plug-in, which wants other captures."""
+
+    def validate(self, stored: StoredCapture) -> None:
+        """Refuse the capture by what it says of itself."""
+        raise EvidenceError(f"M {stored.capture.M} is not mine")
+
+
+REFUSES = Refusing()
