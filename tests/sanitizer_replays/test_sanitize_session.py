@@ -309,3 +309,25 @@ def test_an_allowed_finding_is_listed_apart_and_stays_in_the_totals(
     words = ["sanitize", str(captures), "--out", str(tmp_path / "s"), "--sanitizer", fake, *more]
     assert main(words) == 2
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(("kernel", "code"), [("kernel_alpha_moe_w8a8_up_down", 0), ("another_kernel", 3)])
+def test_a_call_that_cannot_say_what_it_launches_is_seen_once_without_a_tool(
+    captures: Path, tmp_path: Path, tool: Callable[..., str], monkeypatch: pytest.MonkeyPatch, kernel: str, code: int
+) -> None:
+    """One witness run for both tools: it decides whether they may be clean."""
+    from alphamoe_sanitizer_replays.replays import witness
+    from alphamoe_sanitizer_replays.results import Witness
+
+    made: list[Path] = []
+
+    def seen(inputs: ReplayInputs, folder: Path, **_: object) -> Witness:
+        made.append(folder)
+        return Witness(kernels={f"void {kernel}<8>(float*)": 1})
+
+    monkeypatch.setattr(witness, "run_witness", seen)
+    found, report = session(captures, tmp_path / "r", tool(unknown_launches=True), "--M", "3")
+    assert found == code, report.reason
+    assert len(made) == 1
+    assert len(report.entries) == 2
