@@ -18,6 +18,7 @@ from kernel_mutations import Mutant
 from mutation_table import DEADLOCK, KERNEL, Case, Outcome
 
 HANGS_AT_ONCE, SUSPECTS_AT_ONCE = 3, 5
+"""On each GPU."""
 PLAIN_LIMITS_S, TOOL_LIMITS_S, HUNG_LIMIT_S = (15.0, 30.0), (20.0, 60.0), 30.0
 """Least and most seconds of a process, between which 2.5 times the slowest baseline decides; of one that hangs."""
 PLAIN_WATCH_S, TOOL_WATCH_S = 6.0, (8.0, 30.0)
@@ -48,15 +49,22 @@ class Schedule:
         cases: all of them; those of hanging mutants under racecheck get a baseline of their own when they come up.
         mutants: what they are of, in any order.
         clock: monotonic seconds.
+        gpus: that the processes are dealt out to.
     """
 
     def __init__(
-        self, cases: Sequence[Case], mutants: Iterable[Mutant], *, clock: Callable[[], float] = time.monotonic
+        self,
+        cases: Sequence[Case],
+        mutants: Iterable[Mutant],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        gpus: int = 1,
     ) -> None:
         self._mutants: Mapping[str, Mutant] = {mutant.name: mutant for mutant in mutants}
         self._pending = {case: number for number, case in enumerate(cases)}
         self._running: dict[Case, float] = {}
         self._clock = clock
+        self._gpus = gpus
         self._hanging: set[tuple[str, str, str]] = set()
         self._caught: set[str] = set()
         self.made: dict[Case, Outcome] = {}
@@ -76,7 +84,7 @@ class Schedule:
         if case.mutant == KERNEL:
             return ((0,) if case.tool == "none" else (7,) if case.tool == DEADLOCK else (1,)) + (number,)
         if case.tool == "none":
-            if baselines or (self._may_hang(case) and self._count(suspects=True) >= SUSPECTS_AT_ONCE):
+            if baselines or (self._may_hang(case) and self._count(suspects=True) >= SUSPECTS_AT_ONCE * self._gpus):
                 return None
             return (2, not self._may_hang(case), number)
         plain = dataclasses.replace(case, tool="none")
@@ -84,7 +92,7 @@ class Schedule:
             return None
         order = telling_tools(self._mutants[case.mutant]).index(case.tool)
         if self._hung(case):
-            return None if self._count(suspects=False) >= HANGS_AT_ONCE else (8, order, number)
+            return None if self._count(suspects=False) >= HANGS_AT_ONCE * self._gpus else (8, order, number)
         if order < 2:
             return (3, order, number)
         return (5 if case.mutant in self._caught else 4, order, number)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import shlex
@@ -113,6 +114,7 @@ class Sweep:
         folder: for logs, mutants and specifications.
         record: takes each outcome as it comes, from any thread.
         device: where replays run; only tests say ``cpu``.
+        gpus: that processes are dealt out to, one after the other.
     """
 
     def __init__(
@@ -122,6 +124,7 @@ class Sweep:
         record: Callable[[Outcome], None],
         *,
         device: str = "cuda",
+        gpus: int = 1,
     ) -> None:
         from alphamoe_sanitizer_replays.replays.spec import child_environment
         from alphamoe_sanitizer_replays.tool.sanitizer import find_tool
@@ -141,6 +144,7 @@ class Sweep:
         )
         patient.chmod(0o755)
         self._deadlock_tool = dataclasses.replace(self._tool, path=patient)
+        self._gpus = itertools.cycle(range(gpus)) if gpus > 1 else None
         self._checking = threading.Lock()
         self._hung: set[tuple[str, str, str]] = set()
 
@@ -176,6 +180,8 @@ class Sweep:
         job = prepare_job(inputs, folder, device=self._device, variant=case.variant, source=source)
         argv = (sys.executable, "-P", "-m", "watched_replay", str(job.spec), f"{watch_s:.1f}")
         env, note = self._environment, ""
+        if self._gpus is not None:
+            env = {**env, "CUDA_VISIBLE_DEVICES": str(next(self._gpus))}
         if case.tool == "none":
             run = run_plain(argv, folder=folder, timeout_s=limit_s, env=env, result_file=job.result)
         else:
@@ -241,6 +247,7 @@ def sweep(
     deadline: float,
     ragged_on: str | None = None,
     every: bool = False,
+    gpus: int = 1,
 ) -> int:
     """Run the sweep, print its table, write mutations.json, and return the exit code.
 
@@ -252,6 +259,7 @@ def sweep(
         deadline: monotonic seconds when this returns at the latest.
         ragged_on: the device on which to make the ragged captures, which are then added.
         every: all runs, not the first ones.
+        gpus: to deal processes out to.
     """
     from alphamoe_sanitizer_replays.captures.store import open_capture
 
@@ -304,12 +312,12 @@ def sweep(
                 known = list(outcomes)
             report.write(known)
 
-        runs = Sweep(inputs, folder, record)
+        runs = Sweep(inputs, folder, record, gpus=gpus)
 
         def run(case: Case, limit_s: float, watch_s: float, cut: bool) -> Outcome:
             return runs.run(case, sources[case.mutant], limit_s, watch_s, cut)
 
-        schedule = Schedule(to_do, chosen)
+        schedule = Schedule(to_do, chosen, gpus=gpus)
         started = time.monotonic()
         try:
             run_schedule(schedule, run, jobs=jobs, deadline=deadline, progress=progress)
@@ -335,6 +343,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=max(2, (os.cpu_count() or 4) - 1))
     parser.add_argument("--limit", type=float, default=400.0, metavar="SECONDS", help="of the whole")
     arguments = parser.parse_args()
+    import torch
     from captured_runs import choose_captures
 
     end_on_sigterm()
@@ -349,6 +358,7 @@ def main() -> int:
         deadline=BEGAN + arguments.limit,
         ragged_on="cuda",
         every=arguments.runs == "all",
+        gpus=torch.cuda.device_count(),
     )
 
 

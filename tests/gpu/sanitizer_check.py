@@ -302,6 +302,7 @@ def variants(bench: Bench, step: Step) -> None:
 
 def mutations(bench: Bench, step: Step) -> None:
     """Show one run of every mutant, or with ``--runs all`` every run, to every tool."""
+    import torch
     from kernel_mutations import all_mutants
     from mutation_sweep import sweep
 
@@ -313,6 +314,7 @@ def mutations(bench: Bench, step: Step) -> None:
         deadline=bench.deadline - 1.0,
         ragged_on="cuda",
         every=bench.every_run,
+        gpus=torch.cuda.device_count(),
     )
     said = json.loads((bench.home / "mutations.json").read_text())
     if code == 1:
