@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+def pytest_configure() -> None:
+    """Be told to stop as at a terminal: ``nohup`` and a shell's ``&`` start a program, and all that it starts, deaf.
+
+    What was to be ignored still does not end the tests, but the programs that they start do not inherit it.
+    """
+    for number, heard in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGTERM, signal.SIG_DFL),
+        (signal.SIGHUP, lambda *_: None),
+    ):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, heard)
 
 
 def _cuda_available() -> bool:

@@ -145,6 +145,7 @@ def test_a_tool_that_cannot_be_started_is_a_run_with_a_problem(tmp_path: Path) -
     assert "could not be started" in run.problems[0]
 
 
+@pytest.mark.usefixtures("short_grace")
 def test_a_hang_is_killed_with_its_children_and_its_strays_and_the_partial_log_is_kept(tmp_path: Path) -> None:
     body = f"""
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -180,6 +181,7 @@ while not os.path.exists(PID):
 """
 
 
+@pytest.mark.usefixtures("short_grace")
 @pytest.mark.parametrize("hangs", [False, True])
 def test_a_daemon_of_the_program_is_killed_and_a_run_that_it_outlived_has_a_problem(
     tmp_path: Path, hangs: bool
@@ -205,6 +207,16 @@ def test_a_second_interrupt_gives_a_deaf_tool_no_more_time(tmp_path: Path) -> No
         run_group([sys.executable, "-ISc", code], env=os.environ, output=output, timeout_s=60, bounds={}, grace_s=30)
     assert time.monotonic() - begun < 15
     assert gone(int(output.read_text()))
+
+
+def test_a_signal_that_was_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nohup
+    try:
+        with Interrupts():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_second_interrupt_that_raises_still_kills(tmp_path: Path) -> None:

@@ -232,7 +232,7 @@ def test_the_sweep_prints_and_writes_what_it_found(
     assert json.loads((tmp_path / "mutations.json").read_text())["incomplete"] == [
         "plan: there is no capture for any of its runs"
     ]
-    assert sweep(captures, [plan], 5.0) == 3
+    assert sweep(captures, [plan], 2.5) == 3
     assert len(json.loads((tmp_path / "mutations.json").read_text())["incomplete"]) == 10
     (captures["ragged150"] / "capture.json").write_text("{")
     two = mutant("two", "block barrier", "t16_c4@ragged150", gone)

@@ -26,7 +26,6 @@ class Interrupts:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupts:
-        KILL_NOW.clear()
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
                 before = signal.getsignal(number)
@@ -41,6 +40,7 @@ class Interrupts:
         for number, before in self._before.items():
             signal.signal(number, before)
         self._before.clear()
+        KILL_NOW.clear()
 
     def hold(self) -> None:
         """Let no signal raise from here on."""

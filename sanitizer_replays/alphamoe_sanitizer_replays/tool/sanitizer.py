@@ -19,7 +19,7 @@ from alphamoe_profiler.redact import redact_argv
 from alphamoe_sanitizer_replays.replays.spec import SPAWNED_VARIABLE, child_environment, read_result
 from alphamoe_sanitizer_replays.results import Finding, ReplayResult, Tool, ToolLog, ToolRun
 from alphamoe_sanitizer_replays.tool.log import MAX_LOG_BYTES, parse_log
-from alphamoe_sanitizer_replays.tool.process_group import Ended, run_group
+from alphamoe_sanitizer_replays.tool.process_group import GRACE_S, Ended, run_group
 from alphamoe_sanitizer_replays.tool.xml_records import MAX_XML_BYTES, parse_xml
 from alphamoe_tracers.errors import EvidenceError, UsageError
 
@@ -248,7 +248,9 @@ def _run(
     environment = child_environment(env)
     environment[SPAWNED_VARIABLE] = str(time.time_ns())
     try:
-        ended = run_group(argv, env=environment, output=files.output, timeout_s=timeout_s, bounds=bounds)
+        ended = run_group(
+            argv, env=environment, output=files.output, timeout_s=timeout_s, bounds=bounds, grace_s=GRACE_S
+        )
     except OSError as error:
         problems.append(f"{Path(argv[0]).name} could not be started: {error.strerror or error}")
         return None
