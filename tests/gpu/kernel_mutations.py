@@ -20,9 +20,10 @@ FILES = {
 }
 SOURCES = tuple(sorted(path.name for path in KERNELS.glob("*.cu*")))
 VARIANTS = ("t8_c8", "t16_c4", "t32_c2", "t64_w")
-INPUTS = ("one", "decode", "short", "middle", "prefill", "ragged3", "ragged150")
+INPUTS = ("one", "decode", "short", "middle", "prefill", "ragged3", "ragged150", "ring3")
 """Captures by what they hold: M 1, an eager decode batch of 3, prompts of about 24, 48 and 900 tokens, all of real
-runs, and two made by mutation_inputs.py whose sizes divide by nothing."""
+runs, and three made by mutation_inputs.py whose sizes divide by nothing. A mutant's first run is on one of these where
+they reach its code: they are small, and racecheck drowns in the hazards of a real one."""
 
 
 @dataclass(frozen=True)

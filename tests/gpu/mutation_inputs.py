@@ -5,6 +5,10 @@ H is 384 (three K blocks for two or four groups of warps; 3 to 24 tiles of down 
 have no token (their weights stay unwritten in a replay, which initcheck can tell), the last one has, half of the tokens
 all go to the same experts (full and cut windows), and the unused tail of the plan names a real token and an expert
 without weights.
+
+ring3 has H 1152: nine K blocks for two groups of warps in a ring of four slots, so that the slot of the last, half
+empty item held a full one before. Who reads the missing K block there reads old weights; with H 384 it reads what no
+one has written, which is zeros in a process that launches one kernel, and initcheck does not watch shared memory.
 """
 
 from __future__ import annotations
@@ -26,7 +30,9 @@ from alphamoe_sanitizer_replays.captures.store import write_capture
 GEOMETRY = LocalGeometry(E=16, H=384, I_local=256, top_k=4)
 USED_EXPERTS = (0, 1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13, 15)
 """6, 7 and 14 have no token. The last of all has: behind its weights ends the buffer."""
-RAGGED_M = {"ragged3": 3, "ragged150": 150}
+RAGGED_M = {"ragged3": 3, "ragged150": 150, "ring3": 3}
+RAGGED_H = {"ring3": 1152}
+"""Where it is not :data:`GEOMETRY`'s."""
 
 
 def ragged_ids(M: int, generator: torch.Generator) -> torch.Tensor:
@@ -53,12 +59,13 @@ def with_tail(plan: AlignedPlan) -> AlignedPlan:
 def write_ragged(folder: Path, name: str, device: torch.device) -> Path:
     """Make one ragged dispatch, run it with what the device has, and store it as a capture with its weights."""
     M = RAGGED_M[name]
+    geometry = dataclasses.replace(GEOMETRY, H=RAGGED_H.get(name, GEOMETRY.H))
     # Drawn on the CPU, so that the windows are cut the same way everywhere.
     generator = torch.Generator().manual_seed(M)
-    experts = make_experts(GEOMETRY, generator)
-    batch = make_batch(GEOMETRY, M, generator)
+    experts = make_experts(geometry, generator)
+    batch = make_batch(geometry, M, generator)
     ids = ragged_ids(M, generator)
-    plan = with_tail(align_block_size(ids, GEOMETRY.block_m, GEOMETRY.E))
+    plan = with_tail(align_block_size(ids, geometry.block_m, geometry.E))
     batch = dataclasses.replace(batch, topk_ids=ids, plan=plan)
     weights = {
         "gemm1_weights": experts.gate_up,
@@ -67,12 +74,12 @@ def write_ragged(folder: Path, name: str, device: torch.device) -> Path:
         "gemm2_weights_scale": experts.canonical.down_scale,
     }
     call = [batch.q, batch.q_scale, *weights.values(), *plan, batch.topk_weights]
-    out = alphamoe_fp8_block_scale_aligned_moe(*[tensor.to(device) for tensor in call], top_k=GEOMETRY.top_k)
+    out = alphamoe_fp8_block_scale_aligned_moe(*[tensor.to(device) for tensor in call], top_k=geometry.top_k)
     launch, cubin_sha256, source_sha256, sm_count = None, None, None, None
     if implementation(device) == "hopper":
         sm_count = torch.cuda.get_device_properties(device).multi_processor_count
-        chosen = choose_variant(GEOMETRY, M, sm_count)
-        shape = shape_for_blocks(GEOMETRY, chosen, plan.expert_ids.shape[0])
+        chosen = choose_variant(geometry, M, sm_count)
+        shape = shape_for_blocks(geometry, chosen, plan.expert_ids.shape[0])
         launch = LaunchInfo(shape.variant, shape.grid, shape.block, shape.cluster, shape.dynamic_smem_bytes)
         cubin = compile_cubin(SOURCE_NAME, "sm_90a", chosen.defines())
         cubin_sha256, source_sha256 = cubin.sha256, cubin.source_sha256
@@ -85,11 +92,11 @@ def write_ragged(folder: Path, name: str, device: torch.device) -> Path:
         world_size=1,
         layer=0,
         M=M,
-        geometry=GeometryRecord(GEOMETRY.E, GEOMETRY.H, GEOMETRY.I_local, GEOMETRY.top_k, GEOMETRY.block_m),
+        geometry=GeometryRecord(geometry.E, geometry.H, geometry.I_local, geometry.top_k, geometry.block_m),
         launch=launch,
         source_sha256=source_sha256,
         cubin_sha256=cubin_sha256,
-        arguments={"top_k": GEOMETRY.top_k, "block_m": GEOMETRY.block_m, "routed_scaling_factor": 1.0},
+        arguments={"top_k": geometry.top_k, "block_m": geometry.block_m, "routed_scaling_factor": 1.0},
         tensors=(),
         gpu_name=torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         compute_capability=None,

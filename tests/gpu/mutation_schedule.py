@@ -2,7 +2,9 @@
 
 In this order: the kernel's own baselines; every mutant without a tool; every mutant under the two tools that tell most
 about its mechanism; the other tools, first for mutants that nothing caught; and last, while time is left, tools for
-mutants that hang. A process is ready as soon as what it depends on is known, so no slot waits for a phase to end.
+mutants that hang or crash without one, whose kernels may not end under a tool either. Only memcheck keeps its place
+with those that crash: it stops the access that is at fault, while the other tools are lost with the kernel. A process
+is ready as soon as what it depends on is known, so no slot waits for a phase to end.
 Kernels that hang, or may, get a few slots only: each takes its share of the GPU's time slices from all the others.
 """
 
@@ -15,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kernel_mutations import Mutant
-from mutation_table import DEADLOCK, KERNEL, Case, Outcome
+from mutation_table import DEADLOCK, ENDS_ITSELF, KERNEL, Case, Outcome
 
 HANGS_AT_ONCE, SUSPECTS_AT_ONCE = 3, 5
 """On each GPU."""
@@ -65,14 +67,18 @@ class Schedule:
         self._running: dict[Case, float] = {}
         self._clock = clock
         self._gpus = gpus
-        self._hanging: set[tuple[str, str, str]] = set()
+        self._plainly: dict[tuple[str, str, str], str] = {}
         self._caught: set[str] = set()
         self.made: dict[Case, Outcome] = {}
         self.changed = threading.Condition()
 
-    def _hung(self, case: Case) -> bool:
-        """Say whether a mutant hung in a run of the same variant and input."""
-        return (case.mutant, case.variant, case.input) in self._hanging
+    def _ended(self, case: Case) -> str:
+        """Say whether a mutant hung or crashed without a tool; that it hangs under one may be the tool's doing."""
+        return self._plainly.get((case.mutant, case.variant, case.input), "")
+
+    def _late(self, case: Case) -> bool:
+        """Say whether a process may wait, because its kernel may not end and a catch is known already."""
+        return self._ended(case) == "hang" or (self._ended(case) == "crash" and case.tool != "memcheck")
 
     def _may_hang(self, case: Case) -> bool:
         mutant = self._mutants.get(case.mutant)
@@ -91,17 +97,17 @@ class Schedule:
         if plain in self._pending or plain in self._running:
             return None
         order = telling_tools(self._mutants[case.mutant]).index(case.tool)
-        if self._hung(case):
+        if self._late(case):
             return None if self._count(suspects=False) >= HANGS_AT_ONCE * self._gpus else (8, order, number)
         if order < 2:
             return (3, order, number)
         return (5 if case.mutant in self._caught else 4, order, number)
 
     def _count(self, *, suspects: bool) -> int:
-        """Count running processes that may hang without a tool, or that do under one."""
+        """Count running processes that may hang without a tool, or that may under one."""
         if suspects:
             return sum(case.tool == "none" and self._may_hang(case) for case in self._running)
-        return sum(case.mutant != KERNEL and self._hung(case) for case in self._running)
+        return sum(case.mutant != KERNEL and self._late(case) for case in self._running)
 
     def take(self) -> Case | None:
         """Take the case that is to be run now; null when none is ready. Hold :attr:`changed`."""
@@ -116,16 +122,18 @@ class Schedule:
         return case
 
     def put(self, made: Outcome) -> None:
-        """Take in what came of a case. Hold :attr:`changed`."""
+        """Take in what came of a case, now or in an earlier sweep. Hold :attr:`changed`."""
         case = made.case
         self._running.pop(case, None)
+        self._pending.pop(case, None)
         self.made[case] = made
         if made.caught:
             self._caught.add(case.mutant)
-        if made.outcome == "hang" and case.mutant != KERNEL:
-            self._hanging.add((case.mutant, case.variant, case.input))
+        ended = made.outcome if case.tool == "none" and case.mutant != KERNEL else ""
+        if ended in ENDS_ITSELF:
+            self._plainly[case.mutant, case.variant, case.input] = ended
         own = Case(KERNEL, case.variant, case.input, DEADLOCK)
-        if made.outcome == "hang" and case.mutant != KERNEL and own not in self.made and own not in self._running:
+        if ended == "hang" and own not in self.made and own not in self._running:
             racecheck = dataclasses.replace(case, tool="racecheck")
             if racecheck in self._pending:
                 self._pending.setdefault(own, len(self.made))
@@ -143,7 +151,7 @@ class Schedule:
             return limit, PLAIN_WATCH_S
         launch = max((made.launch_s for made in own if made.launch_s is not None), default=TOOL_WATCH_S[1])
         watch = min(TOOL_WATCH_S[1], max(TOOL_WATCH_S[0], 4.0 * launch))
-        return min(limit, HUNG_LIMIT_S) if self._hung(case) else limit, watch
+        return min(limit, HUNG_LIMIT_S) if self._late(case) else limit, watch
 
     @property
     def finished(self) -> bool:
@@ -156,14 +164,14 @@ class Schedule:
         return not self._running
 
     def close(self) -> list[Outcome]:
-        """Give up what has not ended, as ``not run`` or, of a mutant that hangs, ``hangs``. Hold :attr:`changed`."""
+        """Give up what has not ended: ``not run``, or ``skipped`` after a plain hang or crash. Hold :attr:`changed`."""
         left = []
         for case in (*self._pending, *self._running):
             if case.tool == DEADLOCK:
                 continue
-            hung = case.mutant != KERNEL and case.tool != "none" and self._hung(case)
+            ended = self._ended(case) if case.tool != "none" else ""
             detail = "killed at the end of the time" if case in self._running else "out of time"
-            left.append(Outcome.of(case, "skipped" if hung else "not run", "the mutant hangs" if hung else detail))
+            left.append(Outcome.of(case, "skipped" if ended else "not run", f"plain {ended}" if ended else detail))
         self._pending.clear()
         self._running.clear()
         self.made.update({made.case: made for made in left})

@@ -1,6 +1,6 @@
 """Show every mutant of the fused kernel to every tool and to the output check, and say who catches which.
 
-    python tests/gpu/mutation_sweep.py --captures DIR [--only NAME ...] [--runs all] [--jobs N] [--limit SECONDS]
+    python tests/gpu/mutation_sweep.py --captures DIR [--only NAME ...] [--runs all] [--limit SECONDS] [--resume FILE]
 
 Each (mutant, variant, input) is replayed in five processes: without a tool, where its output is compared, and under the
 four tools. The kernel itself goes the same way for every variant and input: where a tool does not find it clean, what
@@ -8,9 +8,9 @@ the tool says of a mutant there does not count. mutation_schedule.py says what c
 everything is killed and the table is made of what is there. Exit code 0: everything was caught; 1: the kernel is not
 clean, or a mutant survived every tool; 3: the table has gaps.
 
-Without `--runs all`, one run of each mutant that something can be expected to catch: 72 mutants, 30 baselines, 390
-processes, of about a second each with 15 at once. mutations.jsonl gets each outcome as it comes, mutations.json the
-table so far.
+Without `--runs all`, one run of each mutant that something can be expected to catch: 71 mutants, about 380 processes.
+mutations.jsonl gets each outcome as it comes, mutations.json the table so far; `--resume` fills the gaps of an earlier
+sweep (mutation_resume.py), and mutation_record.py keeps the result.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ if __name__ == "__main__":
 
 from kernel_mutations import Mutant, all_mutants, write_mutant  # noqa: E402
 from mutation_inputs import RAGGED_M, make_ragged  # noqa: E402
+from mutation_resume import Identities, read_lines, take_up  # noqa: E402
 from mutation_schedule import Schedule, run_schedule  # noqa: E402
 from mutation_table import DEADLOCK, KERNEL, Case, Outcome, Report  # noqa: E402
 from watched_replay import HANG_FILE  # noqa: E402
@@ -137,6 +138,7 @@ class Sweep:
         # Each of 15 processes would start a spinning thread for every core.
         self._environment = {**environment, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self._tool = find_tool()
+        self.tool_version = self._tool.version
         folder.mkdir(parents=True, exist_ok=True)
         patient = folder / "deadlock-sanitizer"
         patient.write_text(
@@ -164,11 +166,15 @@ class Sweep:
             outcome, detail, launch_s = self._launch(case, source, limit_s, watch_s, cut)
         except Exception as error:  # one case must not lose the others
             outcome, detail = "unclear", f"{type(error).__name__}: {error}"[:200]
-        if outcome == "hang":
-            self._hung.add((case.mutant, case.variant, case.input))
         made = Outcome.of(case, outcome, detail, time.monotonic() - began, launch_s)
-        self._record(made)
+        self.take(made)
         return made
+
+    def take(self, made: Outcome) -> None:
+        """Record an outcome, made now or earlier. Only a mutant that hangs without a tool is one that hangs."""
+        if made.tool == "none" and made.outcome == "hang":
+            self._hung.add((made.mutant, made.variant, made.input))
+        self._record(made)
 
     def _launch(
         self, case: Case, source: Path | None, limit_s: float, watch_s: float, cut: bool
@@ -248,6 +254,7 @@ def sweep(
     ragged_on: str | None = None,
     every: bool = False,
     gpus: int = 1,
+    resume: Path | None = None,
 ) -> int:
     """Run the sweep, print its table, write mutations.json, and return the exit code.
 
@@ -260,6 +267,7 @@ def sweep(
         ragged_on: the device on which to make the ragged captures, which are then added.
         every: all runs, not the first ones.
         gpus: to deal processes out to.
+        resume: mutations.jsonl of an earlier sweep, which may be the one that this writes.
     """
     from alphamoe_sanitizer_replays.captures.store import open_capture
 
@@ -271,6 +279,7 @@ def sweep(
     lost = {made.name for made in chosen_runs(mutants, every=every)} - {made.name for made in chosen}
     report.incomplete += [f"{name}: there is no capture for any of its runs" for name in sorted(lost)]
     to_do = cases(chosen)
+    earlier = read_lines(resume) if resume else []
     outcomes: list[Outcome] = []
     with (
         contextlib.suppress(KeyboardInterrupt),
@@ -303,7 +312,7 @@ def sweep(
         def record(made: Outcome) -> None:
             with lock:
                 outcomes.append(made)
-                stream.write(json.dumps(dataclasses.asdict(made)) + "\n")
+                stream.write(identities.line(made) + "\n")
                 stream.flush()
 
         def progress(line: str) -> None:
@@ -313,11 +322,20 @@ def sweep(
             report.write(known)
 
         runs = Sweep(inputs, folder, record, gpus=gpus)
+        captured = {name: given.stored.capture for name, given in inputs.items()}
+        identities = Identities(chosen, captured, runs.tool_version or "")
 
         def run(case: Case, limit_s: float, watch_s: float, cut: bool) -> Outcome:
             return runs.run(case, sources[case.mutant], limit_s, watch_s, cut)
 
         schedule = Schedule(to_do, chosen, gpus=gpus)
+        taken = take_up(earlier, identities, to_do)
+        for made in taken:
+            runs.take(made)
+            with schedule.changed:
+                schedule.put(made)
+        if earlier:
+            print(f"{len(taken)} of {len(earlier)} earlier outcomes are of the same code and inputs", flush=True)
         started = time.monotonic()
         try:
             run_schedule(schedule, run, jobs=jobs, deadline=deadline, progress=progress)
@@ -341,6 +359,7 @@ def main() -> int:
     parser.add_argument("--runs", choices=("first", "all"), default="first", help="all: harmless mutants, too")
     parser.add_argument("--results", type=Path, default=Path("gpu-check"))
     parser.add_argument("--jobs", type=int, default=max(2, (os.cpu_count() or 4) - 1))
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="mutations.jsonl of an earlier sweep")
     parser.add_argument("--limit", type=float, default=400.0, metavar="SECONDS", help="of the whole")
     arguments = parser.parse_args()
     import torch
@@ -359,6 +378,7 @@ def main() -> int:
         ragged_on="cuda",
         every=arguments.runs == "all",
         gpus=torch.cuda.device_count(),
+        resume=arguments.resume,
     )
 
 

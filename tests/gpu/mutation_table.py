@@ -17,8 +17,22 @@ DEADLOCK = "deadlock"
 """Stands among the tools for racecheck with its deadlock detection, which only mutants that hang are shown to."""
 CATCHES = ("output", *TOOLS)
 _PLAINLY_WRONG = ("wrong", "hang", "crash")
-NO_ANSWER = ("not run", "unclear", "no baseline")
-SURVIVORS: Mapping[str, str] = {}
+ENDS_ITSELF = ("hang", "crash")
+"""Outcomes without a tool after which tools are of no consequence: that the mutant is wrong is plain."""
+NO_ANSWER = ("not run", "unclear", "no baseline", "unfinished")
+_STAGING = (
+    "racecheck does not see stmatrix race within a warp: its control stmatrix_warp is missed as well. The lanes of"
+    " a warp are together here, so that the output is right"
+)
+SURVIVORS: Mapping[str, str] = {
+    "staging_stored_sync": _STAGING,
+    "staging_read_sync": _STAGING,
+    "proxy_fence": "racecheck does not see what wgmma reads through the async proxy: its control warpgroup_fence is"
+    " missed as well. Stores before a block barrier have arrived by the time wgmma reads, so that the output is right",
+    "wgmma_unit_wait_one_less": "what races are registers of a product in flight, which no tool watches, and racecheck"
+    " does not even see wgmma's memory: its control warpgroup_wait is missed. A product of half a tile has ended long"
+    " before its registers are reused, so that the output is right",
+}
 """Mutants that nothing catches although something should, as measured on an H200, and why; others fail this check."""
 
 
@@ -43,7 +57,7 @@ class Outcome:
     outcome: str
     """``clean``, ``found``; without a tool ``clean``, ``wrong``; ``hang``, ``crash``, ``unclear``, ``not run``.
 
-    ``skipped`` is a tool that a mutant was not shown to because it hangs, and that is an answer already.
+    ``skipped`` is a tool that a mutant was not shown to because it hangs or crashes, and that is an answer already.
     """
     detail: str
     wall_s: float
@@ -74,7 +88,12 @@ class Row:
     variant: str
     input: str
     seen: Mapping[str, str]
-    """Outcome by ``output`` or tool."""
+    """Outcome by ``output`` or tool.
+
+    Two more than :class:`Outcome` has: ``lost`` is a tool without a finding in a process that the kernel's exception
+    ended, or left waiting (in a cluster the other CTAs wait for the one that is gone). ``unfinished`` is a tool that
+    did not come to an end with a mutant that does without it: it drowned in hazards, and nothing is known.
+    """
 
     @property
     def caught_by(self) -> tuple[str, ...]:
@@ -102,7 +121,7 @@ class Table:
 def tabulate(outcomes: Iterable[Outcome], mutants: Iterable[Mutant]) -> Table:
     """Fold outcomes into rows; a case without one was not run."""
     by_case = {made.case: made for made in outcomes}
-    hanging = {replace(case, tool="") for case, made in by_case.items() if made.outcome == "hang"}
+    plainly = {replace(case, tool=""): made.outcome for case, made in by_case.items() if case.tool == "none"}
     table = Table([], [], [])
     for case, made in by_case.items():
         label = f"{case.mutant} {case.variant} {case.input} {case.tool}: {made.outcome} {made.detail}"
@@ -110,7 +129,9 @@ def tabulate(outcomes: Iterable[Outcome], mutants: Iterable[Mutant]) -> Table:
             continue
         if case.mutant == KERNEL and made.outcome not in ("clean", "not run"):
             table.wrong.append(f"the kernel itself, {label}")
-        elif made.outcome in ("not run", "unclear") and replace(case, tool="") not in hanging:
+        elif plainly.get(replace(case, tool="")) not in ENDS_ITSELF and (
+            made.outcome in ("not run", "unclear") or (made.outcome == "hang" and case.tool != "none")
+        ):
             table.incomplete.append(label)
     for mutant in mutants:
         for variant, inputs in mutant.runs:
@@ -126,9 +147,18 @@ def tabulate(outcomes: Iterable[Outcome], mutants: Iterable[Mutant]) -> Table:
                     sound = flagged is not None and flagged.outcome == "clean"
                 answered = made is not None and made.outcome not in (*NO_ANSWER, "skipped")
                 told = "not run" if made is None else "no baseline" if answered and not sound else made.outcome
-                seen[way] = "skipped" if told in NO_ANSWER and replace(case, tool="") in hanging else told
+                seen[way] = told if way == "output" else _under_a_tool(told, plainly.get(replace(case, tool="")))
             table.rows.append(Row(mutant, variant, inputs, seen))
     return table
+
+
+def _under_a_tool(told: str, plainly: str | None) -> str:
+    """Say what an outcome under a tool is worth beside that without one."""
+    if plainly == "crash" and told in ENDS_ITSELF:
+        return "lost"
+    if plainly in ENDS_ITSELF:
+        return "skipped" if told in NO_ANSWER else told
+    return "unfinished" if told == "hang" else told
 
 
 def summarise(rows: Iterable[Row]) -> dict[str, object]:
@@ -170,7 +200,9 @@ SIGNS = {
     "hang": "hang",
     "crash": "crash",
     "clean": ".",
-    "skipped": "(hangs)",
+    "lost": "lost",
+    "skipped": "(-)",
+    "unfinished": "...",
     "unclear": "?",
 }
 """Any other is ``-``: nothing is known."""

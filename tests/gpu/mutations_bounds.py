@@ -24,7 +24,7 @@ BOUNDS: tuple[Mutant, ...] = (
     mutant(
         "plan_read_capacity",
         PLAN,
-        "t64_w@one t32_c2@one",
+        "t64_w@ragged150 t64_w@one t32_c2@one",
         ("kernel", "if (tid < TOKENS && first_block * BLOCK_M + tid < plan_blocks * BLOCK_M)", "if (tid < TOKENS)"),
     ),
     mutant(
@@ -43,7 +43,7 @@ BOUNDS: tuple[Mutant, ...] = (
     mutant(
         "window_end",
         PLAN,
-        "t16_c4@short t32_c2@ragged150 t64_w@ragged150",
+        "t16_c4@ragged150 t16_c4@short t32_c2@ragged150 t64_w@ragged150",
         ("kernel", "    blocks_end = blocks_end < first_block + N_TILES ? blocks_end : first_block + N_TILES;", ""),
     ),
     mutant(
@@ -56,7 +56,7 @@ BOUNDS: tuple[Mutant, ...] = (
     mutant(
         "row_writers",
         PLAN,
-        "t8_c8@one",
+        "t8_c8@ragged3 t8_c8@one",
         ("kernel", "    if (tid < TOKENS) {\n        const bool used", "    {\n        const bool used"),
     ),
     mutant(
@@ -69,7 +69,7 @@ BOUNDS: tuple[Mutant, ...] = (
     mutant(
         "padding_row",
         PLAN,
-        "t8_c8@one t16_c4@short t32_c2@middle t64_w@ragged150",
+        "t8_c8@ragged3 t8_c8@one t16_c4@short t32_c2@middle t64_w@ragged150",
         (
             "kernel",
             "if (!used || static_cast<u32>(flat) >= static_cast<u32>(M * top_k)) flat = -1;",
@@ -79,7 +79,7 @@ BOUNDS: tuple[Mutant, ...] = (
     mutant(
         "padding_row_by_one",
         PLAN,
-        "t8_c8@one t64_w@ragged150",
+        "t8_c8@ragged3 t8_c8@one t64_w@ragged150",
         (
             "kernel",
             "static_cast<u32>(flat) >= static_cast<u32>(M * top_k)",
@@ -96,7 +96,7 @@ BOUNDS: tuple[Mutant, ...] = (
     mutant(
         "padding_weight",
         PLAN,
-        "t8_c8@one t64_w@ragged150",
+        "t8_c8@ragged3 t8_c8@one t64_w@ragged150",
         ("kernel", "if (flat >= 0) weight = topk_weights[flat];", "weight = topk_weights[flat];"),
     ),
     mutant(
@@ -109,7 +109,7 @@ BOUNDS: tuple[Mutant, ...] = (
     mutant(
         "up_items",
         COPIES,
-        "t8_c8@decode t64_w@ragged150",
+        "t8_c8@ragged3 t8_c8@decode t64_w@ragged150",
         ("kernel", "            if (item < up_items) {", "            if (item <= up_items) {"),
     ),
     mutant(
@@ -139,7 +139,7 @@ BOUNDS: tuple[Mutant, ...] = (
     mutant(
         "token_rows",
         COPIES,
-        "t16_c4@short t32_c2@ragged150",
+        "t16_c4@ragged150 t16_c4@short t32_c2@ragged150",
         ("kernel", "if (kb < k_blocks && row < rows) {", "if (kb < k_blocks) {"),
     ),
     mutant(

@@ -12,25 +12,25 @@ ROW_BOUNDS: tuple[Mutant, ...] = (
     mutant(
         "run_end_of_window",
         ROWS,
-        "t8_c8@one t32_c2@ragged150 t64_w@ragged150",
+        "t64_w@ragged150 t8_c8@one t32_c2@ragged150",
         ("kernel", "while (block + active < blocks_end && expert_ids", "while (expert_ids"),
     ),
     mutant(
         "run_expert_of_window",
         ROWS,
-        "t16_c4@short t64_w@ragged150",
+        "t16_c4@ragged150 t16_c4@short t64_w@ragged150",
         ("kernel", "= block == first_block ? first_expert : expert_ids[block];", "= first_expert;"),
     ),
     mutant(
         "up_loop",
         ROWS,
-        "t8_c8@decode t64_w@ragged150",
+        "t8_c8@ragged3 t8_c8@decode t64_w@ragged150",
         ("kernel", "for (int q = 0; q < up_items; ++q)", "for (int q = 0; q <= up_items; ++q)"),
     ),
     mutant(
         "run_of_one_expert",
         ROWS,
-        "t16_c4@short t64_w@ragged150",
+        "t16_c4@ragged150 t16_c4@short t64_w@ragged150",
         (
             "kernel",
             "block + active < blocks_end && expert_ids[block + active] == expert)",
@@ -40,7 +40,7 @@ ROW_BOUNDS: tuple[Mutant, ...] = (
     mutant(
         "scale_rows",
         SCALES,
-        "t16_c4@short t32_c2@ragged150 t64_w@ragged150",
+        "t16_c4@ragged150 t16_c4@short t32_c2@ragged150 t64_w@ragged150",
         (
             "kernel",
             "r < rows; r += WARPS) {\n            const int token",
@@ -86,13 +86,13 @@ ROW_BOUNDS: tuple[Mutant, ...] = (
     mutant(
         "weight_rows",
         ROWS,
-        "t8_c8@decode t64_w@ragged150",
+        "t8_c8@ragged3 t8_c8@decode t64_w@ragged150",
         ("kernel", "if (tid < TOKENS) row_weight[tid]", "row_weight[tid]"),
     ),
     mutant(
         "product_k",
         ROWS,
-        "t8_c8@ragged3 t16_c4@ragged150",
+        "t16_c4@ring3 t8_c8@ragged3 t16_c4@ragged150",
         (
             "kernel",
             "            if (kb < k_blocks) {\n                const u32 at",
@@ -144,13 +144,13 @@ ROW_BOUNDS: tuple[Mutant, ...] = (
     mutant(
         "peer_left_out",
         PUSHES,
-        "t8_c8@decode t16_c4@short",
+        "t8_c8@ragged3 t8_c8@decode t16_c4@short",
         ("kernel", "peer < CLUSTER; ++peer", "peer < CLUSTER - 1; ++peer"),
     ),
     mutant(
         "sum_units",
         PUSHES,
-        "t8_c8@decode t16_c4@short",
+        "t8_c8@ragged3 t8_c8@decode t16_c4@short",
         ("kernel", "unit < UP_TILES * N_TILES; unit += WARPS", "unit <= UP_TILES * N_TILES; unit += WARPS"),
     ),
     mutant(
@@ -181,7 +181,7 @@ ROW_BOUNDS: tuple[Mutant, ...] = (
     mutant(
         "requant_beyond_window",
         ROWS,
-        "t8_c8@decode t64_w@ragged150",
+        "t8_c8@ragged3 t8_c8@decode t64_w@ragged150",
         (
             "kernel",
             "r < rows; r += WARPS) {\n            const float4 v",
@@ -198,7 +198,7 @@ ROW_BOUNDS: tuple[Mutant, ...] = (
     mutant(
         "store_lanes",
         OUTPUT,
-        "t8_c8@decode t32_c2@middle",
+        "t8_c8@ragged3 t8_c8@decode t32_c2@middle",
         ("kernel", "lane_stores = lane < 8 * MATRICES && lane_tile", "lane_stores = lane_tile"),
     ),
     mutant(
@@ -238,7 +238,7 @@ ROW_BOUNDS: tuple[Mutant, ...] = (
     mutant(
         "emit_tiles",
         OUTPUT,
-        "t16_c4@short t32_c2@ragged150 t64_w@ragged150",
+        "t16_c4@ragged150 t16_c4@short t32_c2@ragged150 t64_w@ragged150",
         (
             "kernel",
             "                if (nt < active) {\n                    const float2 s",
@@ -248,7 +248,7 @@ ROW_BOUNDS: tuple[Mutant, ...] = (
     mutant(
         "store_padding",
         OUTPUT,
-        "t8_c8@one t32_c2@middle t64_w@ragged150",
+        "t8_c8@ragged3 t8_c8@one t32_c2@middle t64_w@ragged150",
         ("kernel", "if (token >= 0) add_bf16x8(out +", "add_bf16x8(out +"),
     ),
     mutant(

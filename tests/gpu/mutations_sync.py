@@ -11,17 +11,17 @@ _PLAN = ("kernel", "    }\n    __syncthreads();\n\n#pragma unroll 1", "    }\n\n
 _PUSHED = "            cluster_arrive();\n            cluster_wait();\n"
 
 SYNCHRONISATION: tuple[Mutant, ...] = (
-    mutant("plan_barrier", BLOCK, "t8_c8@one t16_c4@short t32_c2@middle t64_w@ragged150", _PLAN),
+    mutant("plan_barrier", BLOCK, "t8_c8@ragged3 t8_c8@one t16_c4@short t32_c2@middle t64_w@ragged150", _PLAN),
     mutant(
         "plan_barrier_half_warp",
         BLOCK,
-        "t8_c8@one",
+        "t8_c8@ragged3 t8_c8@one",
         ("kernel", "    }\n    __syncthreads();\n\n#pragma", "    }\n    if (lane < 16) __syncthreads();\n\n#pragma"),
     ),
     mutant(
         "advance_barrier",
         BLOCK,
-        "t8_c8@decode t16_c4@short t32_c2@middle t64_w@ragged150",
+        "t8_c8@ragged3 t8_c8@decode t16_c4@short t32_c2@middle t64_w@ragged150",
         ("kernel", "show_to_wgmma();\n            __syncthreads();", "show_to_wgmma();\n"),
     ),
     mutant(
@@ -47,7 +47,7 @@ SYNCHRONISATION: tuple[Mutant, ...] = (
     mutant(
         "split_k_barrier",
         BLOCK,
-        "t8_c8@decode t16_c4@short",
+        "t8_c8@ragged3 t8_c8@decode t16_c4@short",
         (
             "kernel",
             "                }\n            __syncthreads();\n            for (int unit",
@@ -74,7 +74,7 @@ SYNCHRONISATION: tuple[Mutant, ...] = (
     mutant(
         "run_end_barrier",
         BLOCK,
-        "t16_c4@short t32_c2@middle t64_w@ragged150",
+        "t16_c4@ragged150 t16_c4@short t32_c2@middle t64_w@ragged150",
         ("kernel", "        copies_wait<0>();\n        __syncthreads();", "        copies_wait<0>();\n"),
     ),
     mutant(
@@ -87,25 +87,25 @@ SYNCHRONISATION: tuple[Mutant, ...] = (
     mutant(
         "advance_wait",
         ASYNC,
-        "t8_c8@decode t16_c4@short t32_c2@middle t64_w@ragged150",
+        "t8_c8@ragged3 t8_c8@decode t16_c4@short t32_c2@middle t64_w@ragged150",
         ("kernel", "            copies_wait<STAGES - 2>();\n", "\n"),
     ),
     mutant(
         "advance_wait_one_less",
         ASYNC,
-        "t8_c8@decode t16_c4@short t32_c2@middle t64_w@ragged150",
+        "t8_c8@ragged3 t8_c8@decode t16_c4@short t32_c2@middle t64_w@ragged150",
         ("kernel", "copies_wait<STAGES - 2>();", "copies_wait<STAGES - 1>();"),
     ),
     mutant(
         "advance_commit",
         ASYNC,
-        "t8_c8@decode t64_w@ragged150",
+        "t8_c8@ragged3 t8_c8@decode t64_w@ragged150",
         ("kernel", "issue(q + STAGES - 1, refill);\n            copies_commit();", "issue(q + STAGES - 1, refill);\n"),
     ),
     mutant(
         "prologue_commit",
         ASYNC,
-        "t8_c8@decode t16_c4@short",
+        "t8_c8@ragged3 t8_c8@decode t16_c4@short",
         ("kernel", "            issue(s, s);\n            copies_commit();", "            issue(s, s);\n"),
     ),
     mutant(
@@ -129,7 +129,7 @@ SYNCHRONISATION: tuple[Mutant, ...] = (
     mutant(
         "staging_stored_sync",
         WARP,
-        "t8_c8@decode t32_c2@middle t64_w@ragged150",
+        "t8_c8@ragged3 t8_c8@decode t32_c2@middle t64_w@ragged150",
         ("kernel", "packed);\n                    __syncwarp();", "packed);\n"),
     ),
     mutant(
@@ -141,7 +141,7 @@ SYNCHRONISATION: tuple[Mutant, ...] = (
     mutant(
         "staging_sync_mask",
         WARP,
-        "t8_c8@decode t64_w@ragged150",
+        "t8_c8@ragged3 t8_c8@decode t64_w@ragged150",
         (
             "kernel",
             "packed);\n                    __syncwarp();",
@@ -151,7 +151,7 @@ SYNCHRONISATION: tuple[Mutant, ...] = (
     mutant(
         "staging_sync_half_warp",
         WARP,
-        "t8_c8@decode",
+        "t8_c8@ragged3 t8_c8@decode",
         (
             "kernel",
             "packed);\n                    __syncwarp();",
@@ -161,13 +161,15 @@ SYNCHRONISATION: tuple[Mutant, ...] = (
     mutant(
         "peak_shuffle_mask",
         WARP,
-        "t8_c8@decode",
+        "t8_c8@ragged3 t8_c8@decode",
         ("kernel", "__shfl_xor_sync(0xFFFFFFFFu, peak, d)", "__shfl_xor_sync(0x0000FFFFu, peak, d)"),
+        harmless="the warp is together here, and then the compiler's shuffle is an instruction that knows no mask "
+        "(SHFL behind BRA.DIV); only its path for a divided warp uses it",
     ),
     mutant(
         "cluster_open",
         CLUSTER,
-        "t16_c4@short t8_c8@decode t32_c2@middle",
+        "t16_c4@ragged150 t16_c4@short t8_c8@decode t32_c2@middle",
         ("kernel", "        if constexpr (CLUSTER > 1) cluster_arrive();", ""),
         ("kernel", "        if constexpr (CLUSTER > 1) cluster_wait();", ""),
     ),
@@ -186,7 +188,7 @@ SYNCHRONISATION: tuple[Mutant, ...] = (
     mutant(
         "cluster_pushed",
         CLUSTER,
-        "t8_c8@decode t16_c4@short t32_c2@middle",
+        "t8_c8@ragged3 t8_c8@decode t16_c4@short t32_c2@middle",
         ("kernel", _PUSHED, "\n\n"),
     ),
     mutant(
@@ -198,7 +200,7 @@ SYNCHRONISATION: tuple[Mutant, ...] = (
     mutant(
         "cluster_pushed_wait",
         CLUSTER,
-        "t8_c8@decode t16_c4@short",
+        "t8_c8@ragged3 t8_c8@decode t16_c4@short",
         ("kernel", _PUSHED, "            cluster_arrive();\n\n"),
     ),
     mutant(
