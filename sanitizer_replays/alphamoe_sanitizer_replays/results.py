@@ -46,6 +46,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     other: Access | None = None
     """The second access of a hazard."""
     thread: Position | None = None
+    other_thread: Position | None = None
+    """The thread of the second access, where the tool names it (racecheck's report of single hazards)."""
     block: Position | None = None
     cluster_rank: int | None = None
     """``block rank`` of the tool: a CTA of a cluster, never a tensor-parallel rank."""

@@ -93,6 +93,7 @@ def finding_of(tool: Tool, lines: Sequence[str], target: tuple[str, ...], filter
         where=accesses[0] if accesses else None,
         other=accesses[1] if len(accesses) > 1 else None,
         thread=_position(_THREAD, text),
+        other_thread=_other_thread(text) if len(accesses) > 1 else None,
         block=_position(_BLOCK, text),
         cluster_rank=int(rank[1]) if rank else None,
         address=address[1] if address else None,
@@ -217,6 +218,11 @@ def _kernel(tool: Tool, accesses: Sequence[Access], frames: Sequence[str], targe
     if tool == "racecheck":
         return next((access.function for access in accesses if names_target(access.function, target)), None)
     return accesses[0].function if accesses else None
+
+
+def _other_thread(text: str) -> Position | None:
+    threads = list(_THREAD.finditer(text))
+    return _position(_THREAD, threads[1][0]) if len(threads) > 1 else None
 
 
 def _position(pattern: re.Pattern[str], text: str) -> Position | None:

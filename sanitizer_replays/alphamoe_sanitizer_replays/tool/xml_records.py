@@ -129,8 +129,11 @@ def _finding(record: ET.Element, tool: Tool, target: tuple[str, ...], filtered: 
     text = ": ".join(filter(None, (_text_of(record, "what/text"), _text_of(record, "what/type")))) or "record"
     host_access = text.startswith("Host API memory access error")
     kind = KIND_OF_TOOL[tool] if host_access else _kind(record, tool)
-    first = _access(record.find("what/source"))
-    raced = [access for node in record.iterfind("what/destination") if (access := _access(node)) is not None]
+    # The analysis has a source and what races with it, the report of single hazards two threads.
+    first = _access(record.find("what/source")) or _access(record.find("what/thread0"))
+    others = (*record.iterfind("what/destination"), *record.iterfind("what/thread1"))
+    raced = [access for node in others if (access := _access(node)) is not None]
+    hazard = _text_of(record, "what/common/type")
     where = first or _place(record, "where")
     frames = [name for frame in record.iterfind("deviceStack/frame") if (name := _text_of(frame, "func"))]
     kernel = frames[-1] if frames else None
@@ -142,14 +145,15 @@ def _finding(record: ET.Element, tool: Tool, target: tuple[str, ...], filtered: 
         severity=_SEVERITIES.get((_text_of(record, "level") or "error").lower(), "error"),
         kind=kind,
         text=text,
-        hazard=hazard_of(accesses) if first is not None else None,
+        hazard=hazard if hazard in ("RAW", "WAR", "WAW") else hazard_of(accesses) if first is not None else None,
         kernel=None if kernel is None else base_name(demangle(kernel)),
         kernel_truncated=any("..." in name for name in (*frames, *(access.function for access in accesses))),
         where=where,
         other=raced[0] if raced else None,
-        thread=_position(record, "who/threadIdx"),
-        block=_position(record, "who/blockIdx"),
-        address=_text_of(record, "what/address"),
+        thread=_position(record, "who/threadIdx") or _position(record, "what/thread0/threadIdx"),
+        other_thread=_position(record, "what/thread1/threadIdx"),
+        block=_position(record, "who/blockIdx") or _position(record, "what/common/blockIdx"),
+        address=_text_of(record, "what/address") or _text_of(record, "what/common/address"),
         api=_text_of(record, "what/api"),
         count=sum(_number(node.text) or 0 for node in record.iterfind("what/destination/count")) or 1,
         in_target=False if host_access else in_target(kind, kernel, accesses, target, filtered),
@@ -167,7 +171,9 @@ def _access(node: ET.Element | None) -> Access | None:
     place = None if node is None else _place(node, "where")
     if node is None or place is None:
         return None
-    return Access(place.function, place.file, place.line, place.offset, _text_of(node, "direction"))
+    return Access(
+        place.function, place.file, place.line, place.offset, _text_of(node, "direction") or _text_of(node, "access")
+    )
 
 
 def _place(node: ET.Element, path: str) -> Access | None:
