@@ -128,6 +128,9 @@ class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
     """The tool is itself a CUPTI subscriber; only a witness run, which has no tool around it, starts another."""
     witnessed: dict[str, int] | None = None
     """Kernels that one launch started, full names with their counts. Null where this was no witness run."""
+    seen: dict[str, int] | None = None
+    """Kernels that the process itself saw itself launch, with their counts, by a hook that is no collector: Triton's
+    own. Null where nothing looked; others than Triton's kernels are never in it."""
     timings_s: dict[str, float] = {}
     """``process_start`` (spawn to first line of Python), ``imports``, ``compile``, ``upload``, ``launch``,
     ``download``; and ``kernel_us`` statistics only from ``--tool none``."""
@@ -142,6 +145,8 @@ class Witness(msgspec.Struct, frozen=True, kw_only=True):
 
     kernels: dict[str, int] = {}
     """Full names with their counts."""
+    seen: dict[str, int] = {}
+    """Those that Triton's launch hook told as well, as it can under a tool."""
     problem: str = ""
     """Why nothing was seen. One line."""
 
@@ -217,6 +222,8 @@ class ControlReport(msgspec.Struct, frozen=True, kw_only=True):
 
     tool: Tool
     outcomes: tuple[ControlOutcome, ...]
+    device: str | None = None
+    """The GPU by the control processes' own word; null where none says it."""
     problems: tuple[str, ...] = ()
     """Why the controls as a whole prove nothing, one sentence each: nothing was compiled, the tool did not start."""
 

@@ -42,7 +42,7 @@ CAPTURE = Capture(
     created="2026-01-01T00:00:00Z",
     bytes=0,
 )
-LAUNCHED = ReplayResult(status="launched", symbols=(TARGET,), launches=1, caching_allocator=False)
+LAUNCHED = ReplayResult(status="launched", symbols=(TARGET,), launches=1, device="H200", caching_allocator=False)
 EQUAL = OutputCheck(verdict="PASS")
 
 _PRELUDE = """\
@@ -115,4 +115,4 @@ def caught(tool: Tool) -> ControlReport:
         caught=True,
         sound_clean=True,
     )
-    return ControlReport(tool=tool, outcomes=(outcome,))
+    return ControlReport(tool=tool, outcomes=(outcome,), device="H200")

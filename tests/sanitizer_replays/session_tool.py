@@ -3,7 +3,7 @@
 ``behaviour.json`` beside the script says how it misbehaves: ``miss`` and ``flag`` (kernels, as
 ``racecheck:planted_X``), ``leak`` (tools whose filter lets everything through), ``fault`` (tools that find a race in
 the target), ``other_build`` (tools whose replays launched another cubin), ``hang`` (a word of the replay's
-specification path, or ``TOOL:controls``).
+specification path, or ``TOOL:controls``), ``told`` (what every replay says of itself otherwise).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import shutil
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 FOUND = {
     "racecheck": "========= Error: Race reported between Write access at void {function}+0xa0 in planted_faults.cu:18\n"
@@ -86,7 +87,7 @@ def _controls(tool: str, filters: list[str], rest: list[str], behaviour: dict[st
     return found
 
 
-def _replay(tool: str, filters: list[str], rest: list[str], behaviour: dict[str, list[str]]) -> list[tuple[str, str]]:
+def _replay(tool: str, filters: list[str], rest: list[str], behaviour: dict[str, Any]) -> list[tuple[str, str]]:
     spec = json.loads(Path(rest[0]).read_text())
     result = Path(spec["result"])
     shutil.copy(Path(spec["capture"]) / "tensors.safetensors", result.with_name("outputs.safetensors"))
@@ -102,7 +103,7 @@ def _replay(tool: str, filters: list[str], rest: list[str], behaviour: dict[str,
         "timings_s": {"process_start": 1.5, "imports": 2.0, "launch": 0.25},
         "outputs": "outputs.safetensors",
     }
-    result.write_text(json.dumps(told))
+    result.write_text(json.dumps(told | behaviour.get("told", {})))
     return [("wait(int)", filters[0])] if tool in behaviour.get("fault", []) else []
 
 

@@ -71,6 +71,17 @@ def changed(runs: list[ControlRun], name: str, **changes: object) -> tuple[Contr
     )
 
 
+def test_controls_name_the_gpu_that_they_all_ran_on() -> None:
+    """Two of them are a problem: what was caught on one says nothing of the other."""
+    runs = [replace(own, device="H200") for own in good_runs()]
+    report = judge_controls("racecheck", tuple(runs), (TARGET,))
+    assert (report.device, report.basic_caught) == ("H200", True)
+    runs[0] = replace(runs[0], device="T4")
+    report = judge_controls("racecheck", tuple(runs), (TARGET,))
+    assert (report.device, report.basic_caught) == (None, False)
+    assert report.problems == ("the planted faults ran on different GPUs: H200, T4",)
+
+
 def test_every_control_of_the_table_is_a_pair_of_the_source() -> None:
     """No control without kernels, no kernels without a control."""
     source = (resources.files("alphamoe_sanitizer_replays.controls") / "planted_faults.cu").read_text()

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from alphamoe_sanitizer_replays.captures.records import Capture, TensorInfo
+from alphamoe_sanitizer_replays.captures.records import Capture, GeometryRecord, TensorInfo
 from alphamoe_sanitizer_replays.captures.store import StoredCapture
 from alphamoe_sanitizer_replays.plugins.generic_call import GenericCall
 from alphamoe_sanitizer_replays.results import OutputCheck
+from alphamoe_tracers.errors import EvidenceError
 
 
 class Held(StoredCapture):
@@ -38,6 +39,25 @@ def compared(captured: list[Tensor], replayed: list[Tensor]) -> OutputCheck:
     stored = Held(Path(), capture)
     object.__setattr__(stored, "held", outputs)
     return GenericCall().check(stored, {}, dict(zip(outputs, replayed, strict=True)))
+
+
+@pytest.mark.parametrize(
+    ("claim", "told"),
+    [
+        ({"M": 4096}, "M 4096 is no size"),
+        ({"layer": 47}, "a layer is claimed"),
+        ({"geometry": GeometryRecord(512, 2048, 128, 10, 8)}, "a geometry is claimed"),
+    ],
+)
+def test_a_capture_of_a_call_claims_no_more_than_its_tensors_hold(claim: dict[str, Any], told: str) -> None:
+    """A report's sentence is of these labels."""
+    info = TensorInfo("args.0", "input", "float32", (4, 64), "0" * 64, None)
+    fields: dict[str, Any] = dict.fromkeys(("run_id", "gpu_name", "compute_capability"))
+    fields |= {"plugin": "callable", "symbols": (), "rank": 0, "rank_source": "none", "M": 4, "tensors": (info,)}
+    fields |= {"versions": {}, "created": ""}
+    GenericCall().validate(StoredCapture(Path(), Capture(**fields)))
+    with pytest.raises(EvidenceError, match=told):
+        GenericCall().validate(StoredCapture(Path(), Capture(**(fields | claim))))
 
 
 def noise(seed: int) -> Tensor:

@@ -67,6 +67,7 @@ def facts(rank: int, layer: int, M: int, **change: Any) -> CaptureFacts:
         geometry=GeometryRecord(512, 2048, 128, 10, 8),
         variants=("t8_c8", "t64_w"),
         model_layers=2,
+        run_id="run-a",
     )
     return msgspec.structs.replace(own, **change)
 
@@ -119,6 +120,11 @@ def of_racecheck(**change: Any) -> Any:
     return lambda own: msgspec.structs.replace(own, **change) if own.tool == "racecheck" else own
 
 
+def replaced(own: ReplayEntry) -> ReplayEntry:
+    """Make a replay one of another source."""
+    return msgspec.structs.replace(own, source_differs=True)
+
+
 FAILED = of_racecheck(
     verdict=Verdict.FAIL,
     whole=Verdict.FAIL,
@@ -155,15 +161,64 @@ def test_what_a_session_left_out_is_told_on_one_basis() -> None:
     """Ranks and layers that no capture of the session is of, in the statement and in each sentence alike."""
     report = session([facts(0, 0, 1), facts(3, 0, 906)], tools=("racecheck",))
     gaps = "not covered: other M and inputs, variant t64_w, CUDA graph replays, ranks 1 and 2, layer 1, "
+    gaps += "2 other combinations of rank, layer, M and variant, "
     gaps += "what synccheck, memcheck and initcheck would find (not run), host API errors"
     assert report.statement.endswith(gaps)
     assert (
-        "(ranks 0 and 3 of 4, layer 0 of 2, M 1 and 906, variant t8_c8, not in every combination)" in report.statement
+        "(ranks 0 and 3 of 4, layer 0 of 2, M 1 and 906, variant t8_c8, 2 of 4 combinations of these)"
+        in report.statement
     )
     assert report.scope[0] == (
         "M1, H2048, I128, E512, k10, BM8, rank 0, layer 0, t8_c8; racecheck 0 hazards; output PASS; " + gaps
     )
     assert all(sentence.endswith(gaps) for sentence in report.scope)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"run_id": "run-b"}, ("of run run-a (", "of run run-b (")),
+        ({"gpu_name": "H20"}, ("captured on unknown (", "captured on H20 (")),
+        ({"model": "tiny"}, ("of the model unknown (", "of the model tiny (")),
+    ],
+)
+def test_a_sentence_is_of_one_run_one_model_and_one_gpu(change: dict[str, Any], told: tuple[str, str]) -> None:
+    """Ranks of different runs together are not all ranks of either."""
+    captures = [facts(0, 0, 1), facts(1, 0, 1), *(facts(rank, 0, 1, **change) for rank in (2, 3))]
+    sentences = session(captures).statement.split("\n")
+    assert len(sentences) == 2
+    for sentence, own, there, left in zip(sentences, told, ("0 and 1", "2 and 3"), ("2 and 3", "0 and 1"), strict=True):
+        assert f"2 captured eager dispatches {own}ranks {there} of 4, " in sentence
+        assert f"CUDA graph replays, ranks {left}, layer 1" in sentence
+
+
+def test_captures_of_no_run_are_of_how_many_nobody_knows() -> None:
+    """One capture alone knows its own world; several need not be of one."""
+    several = session([facts(rank, 0, 1, run_id=None) for rank in range(4)]).statement
+    assert "(ranks 0, 1, 2 and 3, layer 0, M 1, " in several
+    assert "CUDA graph replays, other ranks, other layers, " in several
+    assert "(rank 0 of 4, layer 0 of 2, " in session([facts(0, 0, 1, run_id=None)]).statement
+
+
+def test_another_source_is_told_by_every_sentence() -> None:
+    """Whether or not the capture knows its own."""
+    report = msgspec.structs.replace(session([facts(0, 0, 1)]), source="mine.cu")
+    for own, told in (
+        (report, "source given with --source"),
+        (session([facts(0, 0, 1)], change=replaced), "not the captured source"),
+    ):
+        made = with_scope(own)
+        assert told in made.statement
+        assert all(told in sentence for sentence in made.scope)
+
+
+def test_a_call_is_named_with_the_kernel_that_was_watched() -> None:
+    """A plug-in of one's own names it where the capture does not."""
+    own = msgspec.structs.replace(facts(0, 0, 1), layer=None)
+    own = msgspec.structs.replace(own, symbols=(), callable="gm:inplace", variants=(), geometry=None)
+    report = session([own], change=lambda entry: msgspec.structs.replace(entry, variant=None, symbols=("my_kernel",)))
+    assert report.statement.startswith("PASS: gm:inplace (my_kernel) ")
+    assert "gm:inplace (my_kernel); " in report.scope[0]
 
 
 def test_a_rank_whose_replay_was_not_made_is_not_covered() -> None:
@@ -258,6 +313,8 @@ def test_findings_of_every_kind_are_one_readable_line() -> None:
         "Invalid __global__ write of size 4 bytes at store a.cuh:7 in planted, "
         "first thread (255, 0, 0), block (0, 0, 0), address 0x7f (3 times)"
     )
+    both = msgspec.structs.replace(RACE, thread=(1, 0, 0), other_thread=(2, 0, 0))
+    assert "thread (1, 0, 0) and thread (2, 0, 0)" in finding_line(both)
     assert finding_line(msgspec.structs.replace(RACE, severity="warning")).endswith("[warning]")
 
 

@@ -267,13 +267,72 @@ def test_a_session_that_is_told_to_end_leaves_no_process_and_if_it_can_a_report(
         assert not (out / "inputs").exists()
 
 
-def test_a_program_under_a_tool_ends_when_the_session_is_gone() -> None:
-    """It is the tool's child, and the kernel tells it nothing."""
+@pytest.mark.parametrize("reaped", [True, False])
+def test_a_program_under_a_tool_ends_when_the_session_is_gone(reaped: bool) -> None:
+    """It is the tool's child, and the kernel tells it nothing; a session that nobody reaps is gone too."""
     gone = subprocess.Popen([sys.executable, "-ISc", ""])
-    gone.wait()
+    os.waitid(os.P_PID, gone.pid, os.WEXITED | (0 if reaped else os.WNOWAIT))
     code = "import time; from alphamoe_sanitizer_replays.tool import leash; leash.die_with_launcher(); time.sleep(60)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), LAUNCHER_VARIABLE: str(gone.pid)}
-    assert subprocess.run([sys.executable, "-c", code], env=environment, timeout=30).returncode == EXIT_ORPHANED
+    try:
+        assert subprocess.run([sys.executable, "-c", code], env=environment, timeout=30).returncode == EXIT_ORPHANED
+    finally:
+        gone.wait()
+
+
+def test_a_link_to_a_capture_does_not_lead_past_its_run(run: Path, tmp_path: Path, tool: Callable[..., str]) -> None:
+    """Changed after its run vouched for it: nothing is proven, by whatever path it is named."""
+    (tmp_path / "link").symlink_to(run / "captures/rank=2/alphamoe_w8a8-M=3")
+    fake = tool()
+    assert session(tmp_path / "link", tmp_path / "a", fake, tools=RACE)[0] == 0
+    _changed(run)
+    code, report = session(tmp_path / "link", tmp_path / "b", fake, tools=RACE)
+    assert code == 3
+    assert "not proven to be its own" in report.reason
+
+
+def test_a_run_that_a_capture_names_alone_is_told_as_its_own_word(
+    run: Path, tmp_path: Path, tool: Callable[..., str]
+) -> None:
+    """Outside a bundle nothing vouches for it."""
+    (run / "captures").rename(tmp_path / "moved")
+    code, report = session(tmp_path / "moved", tmp_path / "r", tool(), tools=RACE)
+    assert code == 0
+    assert any("2 captures of run" in note and "own word alone" in note for note in report.notes)
+
+
+def test_a_capture_named_twice_is_one(captures: Path, tmp_path: Path, tool: Callable[..., str]) -> None:
+    """Else a sentence counts a dispatch that nobody captured."""
+    own = captures / "alphamoe_w8a8-M=3"
+    words = ["sanitize", str(own), str(own / ".." / own.name), "--tool", *RACE, "--out", str(tmp_path / "r")]
+    assert main([*words, "--sanitizer", tool()]) == 0
+    assert len(read_report(tmp_path / "r" / "report.json").captures) == 1
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ({"device": "cpu"}, "ran on the CPU"),
+        ({"device": None}, "does not say on which GPU"),
+        ({"device": "NVIDIA T4"}, "the replay ran on NVIDIA T4, and the planted faults on fake"),
+        ({"launches": -1}, "launched -1 kernels"),
+        ({"collector": "torch.profiler"}, "a collector (torch.profiler)"),
+    ],
+)
+def test_a_replay_that_ran_elsewhere_or_otherwise_proves_nothing(
+    captures: Path, tmp_path: Path, tool: Callable[..., str], told: dict[str, object], reason: str
+) -> None:
+    """INCONCLUSIVE by its own word."""
+    code, report = session(captures, tmp_path / "r", tool(told=told), "--M", "3", tools=RACE)
+    assert code == 3
+    assert reason in report.reason
+
+
+def test_the_gpu_of_a_report_is_the_one_that_was_used(captures: Path, tmp_path: Path, tool: Callable[..., str]) -> None:
+    """Not the first that a survey lists (``Fake H200`` here)."""
+    code, report = session(captures, tmp_path / "r", tool(), "--M", "3", tools=RACE)
+    assert (code, report.device) == (0, "fake")
+    assert ", fake, compute-sanitizer" in report.statement
 
 
 def test_a_variant_that_was_asked_for_and_did_not_run_is_no_pass_of_replay(

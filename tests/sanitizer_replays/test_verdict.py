@@ -102,6 +102,10 @@ DAMAGES: dict[str, dict[str, Any]] = {
     "failed": {"result": msgspec.structs.replace(LAUNCHED, status="failed", error="x")},
     "not launched": {"result": msgspec.structs.replace(LAUNCHED, launches=0)},
     "launched by a plug-in that cannot know": {"result": msgspec.structs.replace(LAUNCHED, launches=None)},
+    "launched less than nothing": {"result": msgspec.structs.replace(LAUNCHED, launches=-1)},
+    "a collector beside the tool": {"result": msgspec.structs.replace(LAUNCHED, collector="torch.profiler")},
+    "on the CPU": {"result": msgspec.structs.replace(LAUNCHED, device="cpu")},
+    "no GPU told": {"result": msgspec.structs.replace(LAUNCHED, device=None)},
     "no variant told": {"variant": "t8_c8"},
     "another variant": {"variant": "t8_c8", "result": msgspec.structs.replace(LAUNCHED, variant="t64_w")},
     "another launched": {"result": msgspec.structs.replace(LAUNCHED, symbols=("other",))},
@@ -130,6 +134,7 @@ LOGS = {
     "banner only": BANNER,
     "no banner": "========= ERROR SUMMARY: 0 errors\n",
     "cut line": f"{BANNER}========= ERROR SUMMARY: 0 errors",
+    "another script's zero": f"{BANNER}========= ERROR SUMMARY: \u0660 errors\n",
     "cut number": f"{BANNER}========= ERROR SUMMARY: 0 error",
     "words without the mark": f"{BANNER}Segmentation fault (core dumped)\n========= ERROR SUMMARY: 0 errors\n",
     "words behind the summary": f"{CLEAN['memcheck']}Internal Sanitizer Error: the tool failed\n",
@@ -209,6 +214,8 @@ def controls_with(**changed: Any) -> ControlReport:
         controls_with(sound_clean=False),
         controls_with(basic=False),
         msgspec.structs.replace(caught("memcheck"), problems=("nothing was compiled",)),
+        msgspec.structs.replace(caught("memcheck"), device="NVIDIA T4"),
+        msgspec.structs.replace(caught("memcheck"), device=None),
     ],
 )
 def test_nothing_is_clean_without_the_tools_own_controls(controls: ControlReport | None) -> None:

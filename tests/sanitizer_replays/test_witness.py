@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -13,18 +15,20 @@ from test_verdict import TODAY, a_run
 from alphamoe_profiler.verdicts import Verdict
 from alphamoe_sanitizer_replays.replays import witness as witness_module
 from alphamoe_sanitizer_replays.replays.job import prepare_inputs
-from alphamoe_sanitizer_replays.replays.process import refuse_tools
+from alphamoe_sanitizer_replays.replays.process import refuse_tools, triton_launches
 from alphamoe_sanitizer_replays.replays.witness import Witnesses, run_witness, witness_of
 from alphamoe_sanitizer_replays.results import ReplayResult, Witness
 from alphamoe_sanitizer_replays.verdicts.allow_list import AllowList
 from alphamoe_sanitizer_replays.verdicts.judge import ToolVerdict, judge
 from alphamoe_tracers.errors import UsageError
 
-UNKNOWN = ReplayResult(status="launched", symbols=(TARGET,), launches=None, caching_allocator=False)
+UNKNOWN = ReplayResult(status="launched", symbols=(TARGET,), launches=None, device="H200", caching_allocator=False)
 
 
-def judged(witness: Witness | None, *, symbols: tuple[str, ...] = (TARGET,)) -> ToolVerdict:
-    run = a_run(result=msgspec.structs.replace(UNKNOWN, symbols=symbols), witness=witness)
+def judged(
+    witness: Witness | None, *, symbols: tuple[str, ...] = (TARGET,), seen: dict[str, int] | None = None
+) -> ToolVerdict:
+    run = a_run(result=msgspec.structs.replace(UNKNOWN, symbols=symbols, seen=seen), witness=witness)
     capture = msgspec.structs.replace(CAPTURE, plugin="callable", symbols=symbols)
     controls = caught("memcheck")
     return judge(run, capture=capture, output=EQUAL, controls=controls, allow=AllowList(), today=TODAY)
@@ -34,7 +38,37 @@ def test_a_call_that_was_seen_to_launch_the_target_can_pass() -> None:
     """Its full name counts as its base name, and the notes say where it was seen."""
     found = judged(Witness(kernels={f"void ns::{TARGET}<(int)4>(float*, int)": 2, "void fill(float*)": 1}))
     assert (found.target, found.reasons) == (Verdict.PASS, ())
-    assert found.notes == (f"seen in a run without the tool: {TARGET} (2 launched)",)
+    assert found.notes == (f"seen in a run of the same call without the tool, not under it: {TARGET} (2 launched)",)
+    assert found.seen_apart == (TARGET,)
+
+
+def test_what_tritons_hook_tells_is_known_of_the_run_under_the_tool() -> None:
+    """No word of another run is needed then; and where it told of the kernel without the tool alone, nothing ran."""
+    witness = Witness(kernels={TARGET: 1}, seen={TARGET: 1})
+    found = judged(witness, seen={TARGET: 1})
+    assert (found.target, found.seen_apart) == (Verdict.PASS, ())
+    assert found.notes == (f"seen under the tool by Triton's launch hook: {TARGET} (1 launched)",)
+    for seen in (None, {}, {"fallback": 1}):
+        gone = judged(witness, seen=seen)
+        assert gone.target is Verdict.INCONCLUSIVE
+        assert gone.reasons[0] == f"the call launched {TARGET} without the tool, and not under it"
+    assert judged(Witness(problem="it ended by SIGSEGV"), seen={TARGET: 1}).target is Verdict.INCONCLUSIVE
+
+
+def test_triton_tells_of_its_launches_only_while_it_is_asked() -> None:
+    """Its exit hook speaks after a launch that succeeded; nothing of a kernel's author is called."""
+    knobs = pytest.importorskip("triton.knobs")
+    with triton_launches() as seen:
+        knobs.runtime.launch_exit_hook(SimpleNamespace(data={"name": TARGET}))
+    knobs.runtime.launch_exit_hook(SimpleNamespace(data={"name": TARGET}))
+    assert seen == {TARGET: 1}
+
+
+def test_without_triton_nothing_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not imported for this."""
+    monkeypatch.delitem(sys.modules, "triton.knobs", raising=False)
+    with triton_launches() as seen:
+        assert seen is None
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,8 @@ class ControlRun:
     """Kernels that ended without an error, by the process's own word."""
     absent: tuple[str, ...] = ()
     """Kernels whose instructions this GPU has not."""
+    device: str | None = None
+    """The GPU by the process's own word."""
     trouble: str = ""
     """What the process says went wrong. One line."""
 
@@ -74,7 +76,11 @@ def judge_controls(tool: Tool, runs: tuple[ControlRun, ...], targets: tuple[str,
     if unclean and not flagged:
         problems.append(f"the sound twins prove nothing: {unclean}")
     problems += _canary_problems(tool, by_name, targets)
-    return ControlReport(tool=tool, outcomes=tuple(outcomes), problems=tuple(problems))
+    devices = sorted({own.device for own in runs if own.device is not None})
+    if len(devices) > 1:
+        problems.append(f"the planted faults ran on different GPUs: {', '.join(devices)}")
+    device = devices[0] if len(devices) == 1 else None
+    return ControlReport(tool=tool, outcomes=tuple(outcomes), device=device, problems=tuple(problems))
 
 
 def _canary_problems(tool: Tool, by_name: Mapping[str, ControlRun], targets: tuple[str, ...]) -> list[str]:

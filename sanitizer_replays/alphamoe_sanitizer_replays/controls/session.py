@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from pathlib import Path
 
+import msgspec
+
 from alphamoe_sanitizer_replays.controls.judge import ControlRun, judge_controls
 from alphamoe_sanitizer_replays.controls.process import read_control_result
 from alphamoe_sanitizer_replays.controls.table import CANARIES, ControlJob, control_jobs
@@ -43,7 +45,7 @@ def run_control(job: ControlJob, tool_path: ToolPath, folder: Path, report: Path
         relative_to=report,
     )
     told = read_control_result(result)
-    return ControlRun(job, run, told.launched, told.absent, told.trouble)
+    return ControlRun(job, run, told.launched, told.absent, told.device, told.trouble)
 
 
 class ControlSession:
@@ -102,5 +104,5 @@ class ControlSession:
                 else:  # the other tools' controls, and findings, must not be lost with it
                     problems.append(f"{job.name} could not be run: {type(failure).__name__}: {failure}")
             report = judge_controls(tool, tuple(runs), self._targets)
-            judged.append(ControlReport(tool=tool, outcomes=report.outcomes, problems=(*problems, *report.problems)))
+            judged.append(msgspec.structs.replace(report, problems=(*problems, *report.problems)))
         return tuple(judged)

@@ -67,6 +67,21 @@ class GenericCall:
         """A call of others has one variant."""
         return ()
 
+    def validate(self, stored: StoredCapture) -> None:
+        """Hold what the capture says of itself to what the hook knows: no layer, no shapes of experts, M of a tensor.
+
+        Raises:
+            EvidenceError: it says more, or an M that no tensor has.
+        """
+        capture = stored.capture
+        claims = {"layer": capture.layer, "geometry": capture.geometry, "launch": capture.launch}
+        for name, claim in claims.items():
+            if claim is not None:
+                raise EvidenceError(f"{stored.path}: a {name} is claimed, which the hook never knows", "capture again")
+        sizes = {size for info in capture.tensors if info.role != "output" for size in info.shape or (1,)}
+        if capture.M not in sizes:
+            raise EvidenceError(f"{stored.path}: M {capture.M} is no size of any of its tensors", "capture again")
+
     def materialise(self, stored: StoredCapture) -> dict[str, Tensor]:
         """Read every input and weight, proven by its hash."""
         tensors = load_stored(stored)

@@ -12,9 +12,10 @@ import time
 
 _FIRST_LINE_NS = time.time_ns()
 
+import contextlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -121,9 +122,10 @@ def _replay(spec: ReplaySpec, timings_s: dict[str, float]) -> ReplayResult:
     if spec.witness:
         refuse_tools(os.environ)
     started = time.perf_counter()
-    witnessed = _witnessed(prepared, device) if spec.witness else None
-    if not spec.witness:
-        _launch(prepared, device)
+    with triton_launches() as seen:
+        witnessed = _witnessed(prepared, device) if spec.witness else None
+        if not spec.witness:
+            _launch(prepared, device)
     launched = time.perf_counter()
     outputs = prepared.outputs()
     timings_s["launch"], timings_s["download"] = launched - started, time.perf_counter() - launched
@@ -140,10 +142,37 @@ def _replay(spec: ReplaySpec, timings_s: dict[str, float]) -> ReplayResult:
         caching_allocator=_caching_allocator(device),
         collector="torch.profiler" if spec.witness else "off",
         witnessed=witnessed,
+        seen=seen,
         timings_s=timings_s,
         kernel_us=_timed(prepared, spec.repeats, device),
         outputs=name,
     )
+
+
+@contextlib.contextmanager
+def triton_launches() -> Iterator[dict[str, int] | None]:
+    """Count the launches that Triton itself tells of, by kernel: no collector, so it may look under a tool.
+
+    Gives null where Triton is not loaded, or has no such hook.
+    """
+    runtime = getattr(sys.modules.get("triton.knobs"), "runtime", None)
+    hooks: Any = getattr(runtime, "launch_exit_hook", None)
+    if not hasattr(hooks, "add") or not hasattr(hooks, "remove"):
+        yield None
+        return
+    seen: dict[str, int] = {}
+
+    def launched(metadata: Any) -> None:
+        # ``get`` would work out what a kernel's author wants told of each launch, perhaps by launches of its own.
+        name = getattr(metadata, "data", {}).get("name")
+        if isinstance(name, str):
+            seen[name] = seen.get(name, 0) + 1
+
+    hooks.add(launched)
+    try:
+        yield seen
+    finally:
+        hooks.remove(launched)
 
 
 def _launch(prepared: PreparedReplay, device: Any) -> None:

@@ -61,7 +61,7 @@ def witness_of(result: ReplayResult) -> Witness:
     if not result.witnessed:
         where = "on a CPU there is none to see" if result.device == "cpu" else "torch's profiler saw none"
         return Witness(problem=f"the call started no kernel: {where}")
-    return Witness(kernels=result.witnessed)
+    return Witness(kernels=result.witnessed, seen=result.seen or {})
 
 
 class Witnesses:

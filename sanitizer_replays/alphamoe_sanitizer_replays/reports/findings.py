@@ -80,8 +80,9 @@ def _place(access: Access, first: Access | None = None) -> str:
 
 
 def _example(finding: Finding) -> str:
-    """Say thread, block and address: of the first of those that were folded into one."""
-    parts = [f"thread {_position(finding.thread)}"] if finding.thread is not None else []
+    """Say thread (of both accesses where it is known), block and address: of the first of those that were folded."""
+    both = f" and thread {_position(finding.other_thread)}" if finding.other_thread is not None else ""
+    parts = [f"thread {_position(finding.thread)}{both}"] if finding.thread is not None else []
     parts += [f"block {_position(finding.block)}"] if finding.block is not None else []
     parts += [f"CTA {finding.cluster_rank} of its cluster"] if finding.cluster_rank is not None else []
     parts += [f"address {finding.address}"] if finding.address else []

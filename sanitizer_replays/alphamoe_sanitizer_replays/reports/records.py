@@ -24,6 +24,11 @@ class CaptureFacts(CapturedCall, frozen=True, kw_only=True):
     """Every variant that the kernel has; empty: there is one, or the plug-in does not know."""
     model_layers: int | None = None
     """How many MoE layers the captured model has, where that is known."""
+    run_id: str | None = None
+    model: str | None = None
+    """Where the capture says it."""
+    gpu_name: str | None = None
+    """On which it was captured."""
     apart: str = ""
     """What tells it from another capture of the session that would read alike: ``step 7``, ``call 1``, a run's id."""
 
@@ -33,7 +38,15 @@ class CaptureFacts(CapturedCall, frozen=True, kw_only=True):
         shared = {name: getattr(capture, name) for name in CapturedCall.__struct_fields__}
         if model_layers is None and capture.weights_from is not None:
             model_layers = capture.weights_from.layers
-        return cls(path=path, capture_s=capture.wall_s, model_layers=model_layers, **shared)
+        return cls(
+            path=path,
+            capture_s=capture.wall_s,
+            model_layers=model_layers,
+            run_id=capture.run_id,
+            model=capture.weights_from.model if capture.weights_from is not None else None,
+            gpu_name=capture.gpu_name,
+            **shared,
+        )
 
     @property
     def label(self) -> str:
@@ -41,9 +54,11 @@ class CaptureFacts(CapturedCall, frozen=True, kw_only=True):
         return f"{super().label} {self.apart}".rstrip()
 
     @property
-    def kernel(self) -> str:
-        """What is under test: the symbols, or what was called where no symbol is known."""
-        return ", ".join(self.symbols) or self.callable or self.plugin
+    def origin(self) -> tuple[object, ...]:
+        """What captures of one sentence have in common: run, GPU, model and how it was split."""
+        own = self.geometry
+        shape = (own.E, own.H, own.I_local, own.top_k) if own is not None else None
+        return self.run_id, self.gpu_name, self.model, self.world_size, self.model_layers, shape
 
 
 class ReplayEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +95,12 @@ class ReplayEntry(msgspec.Struct, frozen=True, kw_only=True):
     allowed_until: str | None = None
     """The last day, ISO 8601, on which none of those entries has expired."""
     notes: tuple[str, ...] = ()
+    symbols: tuple[str, ...] = ()
+    """The kernels under test: the capture's, else those that its plug-in names."""
+    seen_apart: tuple[str, ...] = ()
+    """Those whose launch is known from a run of the same call without the tool alone."""
+    device: str | None = None
+    """The GPU by the replay's own word; ``cpu`` for a reference."""
     output: OutputCheck | None = None
     kernel_us: tuple[float, ...] = ()
     """Device times of launches without a tool, microseconds."""
@@ -125,6 +146,8 @@ class SanitizeReport(msgspec.Struct, frozen=True, kw_only=True):
     controls: tuple[ControlReport, ...] = ()
     captures: tuple[CaptureFacts, ...] = ()
     entries: tuple[ReplayEntry, ...] = ()
+    source: str | None = None
+    """The source that was replayed instead of the kernel's own (``--source``)."""
     allow_list: str | None = None
     notes: tuple[str, ...] = ()
     interrupted: bool = False
@@ -186,6 +209,9 @@ def _what_passed(entries: tuple[ReplayEntry, ...]) -> str:
     accepted = [entry for entry in entries if entry.allowed]
     if accepted:
         parts.append(f"{many(len(accepted), 'replay')} not clean, with {allowed_told(accepted)}")
+    apart = sum(bool(entry.seen_apart) for entry in entries)
+    if apart:
+        parts.append(f"the kernel of {many(apart, 'replay')} seen in a run of the same call without the tool")
     unclean = sum(entry.whole is not Verdict.PASS for entry in entries)
     if unclean:
         parts.append(f"{many(unclean, 'replay')} with findings outside the kernel under test")

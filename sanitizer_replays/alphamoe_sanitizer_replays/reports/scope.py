@@ -6,6 +6,7 @@ covered is the same in all of them: what the session as a whole did not look at.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
@@ -61,10 +62,10 @@ def not_covered(used: frozenset[str], controls: Iterable[ControlReport]) -> tupl
 
 def with_scope(report: SanitizeReport) -> SanitizeReport:
     """Return a report with its statement and its scope, made from everything else in it."""
-    by_kernel: dict[str, list[CaptureFacts]] = {}
+    together: dict[tuple[object, ...], list[CaptureFacts]] = {}
     for facts in report.captures:
-        by_kernel.setdefault(facts.kernel, []).append(facts)
-    kernels = [_Kernel(report, name, own) for name, own in by_kernel.items()]
+        together.setdefault((_kernel(facts, report.entries), *facts.origin), []).append(facts)
+    kernels = [_Kernel(report, str(name), own) for (name, *_), own in together.items()]
     if not any(entry.ran for entry in report.entries):
         return msgspec.structs.replace(
             report, statement=f"{report.verdict.value}: nothing was replayed: {report.reason}", scope=()
@@ -76,8 +77,16 @@ def with_scope(report: SanitizeReport) -> SanitizeReport:
     )
 
 
+def _kernel(facts: CaptureFacts, entries: Iterable[ReplayEntry]) -> str:
+    """Name what is under test: the capture's symbols, else what was called, with those that its plug-in names."""
+    if facts.symbols:
+        return ", ".join(facts.symbols)
+    own = dict.fromkeys(symbol for entry in entries if entry.capture == facts.path for symbol in entry.symbols)
+    return (facts.callable or facts.plugin) + (f" ({', '.join(own)})" if own else "")
+
+
 class _Kernel:
-    """What a session did with one kernel."""
+    """What a session did with one kernel, in captures of one run."""
 
     def __init__(self, report: SanitizeReport, name: str, captures: Sequence[CaptureFacts]) -> None:
         self._report, self._name = report, name
@@ -92,8 +101,8 @@ class _Kernel:
         report = self._report
         verdict, head = self._verdict(self._entries)
         tool = f"compute-sanitizer {report.tool_version or 'of unknown version'}" if report.controls else "no tool"
-        kernel = f"{self._name}{self._source()}, {report.device or 'no GPU'}, {tool}"
-        parts = [f"{', '.join((*self._found(), self._outputs()))}"]
+        kernel = f"{self._name}{self._source()}, {self._device()}, {tool}"
+        parts = [f"{', '.join((*self._found(), self._outputs()))}", *_seen_apart(self._entries)]
         outcomes = [outcome for own in report.controls for outcome in own.outcomes]
         if outcomes:
             caught = sum(outcome.caught for outcome in outcomes)
@@ -113,8 +122,9 @@ class _Kernel:
             outputs = worst(
                 Verdict(entry.output.verdict) if entry.output is not None else Verdict.INCONCLUSIVE for entry in entries
             )
-            results = "; ".join((*map(_result, entries), f"output {outputs.value}"))
-            told.append(f"{head}{_call(facts, variant)}; {results}; not covered: {self._not_covered}")
+            results = "; ".join((*map(_result, entries), f"output {outputs.value}", *_seen_apart(entries)))
+            call = f"{_call(facts, variant, self._name)}{self._replaced(entries)}"
+            told.append(f"{head}{call}; {results}; not covered: {self._not_covered}")
         return told
 
     def _verdict(self, entries: Sequence[ReplayEntry]) -> tuple[Verdict, str]:
@@ -129,17 +139,51 @@ class _Kernel:
 
     def _source(self) -> str:
         hashes = sorted({entry.source_sha256 for entry in self._entries if entry.source_sha256 is not None})
+        other = self._replaced(self._entries)
         if not hashes:
-            return ""
-        other = ", not the captured one" if any(entry.source_differs for entry in self._entries) else ""
+            return other
         shown = " and ".join(own[:_HASH_LETTERS] for own in hashes)
         return f" (source{'s' if len(hashes) > 1 else ''} {shown}{other})"
+
+    def _replaced(self, entries: Sequence[ReplayEntry]) -> str:
+        """Say that another source than the captured one was replayed, or may have been."""
+        if any(entry.source_differs for entry in entries):
+            return ", not the captured source"
+        return ", source given with --source" if self._report.source else ""
+
+    def _device(self) -> str:
+        """Name the GPU by the replays' own word."""
+        told = sorted({entry.device for entry in self._entries if entry.device is not None})
+        named = ["CPU" if name == "cpu" else name for name in told]
+        return " and ".join(named) or self._report.device or "no GPU"
+
+    def _origin(self) -> str:
+        """Say of which run, model and GPU the captures are, where the session has captures of several."""
+        words = (
+            ("of run", [own.run_id for own in self._report.captures], self._captures[0].run_id),
+            ("of the model", [own.model for own in self._report.captures], self._captures[0].model),
+            ("captured on", [own.gpu_name for own in self._report.captures], self._captures[0].gpu_name),
+        )
+        return "".join(f" {word} {own or 'unknown'}" for word, every, own in words if len(set(every)) > 1)
+
+    def _totals(self) -> tuple[set[int | None], set[int | None]]:
+        """Give how many ranks and layers there are; unknown for several captures that no run holds together."""
+        if len(self._captures) > 1 and self._captures[0].run_id is None:
+            return set(), set()
+        return {own.world_size for own in self._captures}, {own.model_layers for own in self._captures}
+
+    def _combinations(self) -> tuple[int, int]:
+        """Give how many combinations of rank, layer, M and variant were replayed, and how many there are."""
+        seen = {(own.rank, own.layer, own.M, variant) for (_, variant), own in self._replays.items()}
+        return len(seen), math.prod(len(set(values)) for values in zip(*seen, strict=True)) if seen else 0
 
     def _where(self) -> str:
         """Say which dispatches: ``16 captured eager dispatches (all 4 ranks, layer 0 of 2, M 1 and 906, ...)``."""
         captures, variants = self._captures, self._variants()
+        if not captures:
+            return "no dispatch replayed"
         ranks, layers = _distinct(own.rank for own in captures), _distinct(own.layer for own in captures)
-        worlds, depths = {own.world_size for own in captures}, {own.model_layers for own in captures}
+        worlds, depths = self._totals()
         Ms = _distinct(own.M for own in captures)
         parts = [_of_all("rank", ranks, worlds)]
         if layers:
@@ -147,11 +191,11 @@ class _Kernel:
         parts.append(f"M {_listed(Ms)}")
         if variants:
             parts.append(f"variant{'s' if len(variants) > 1 else ''} {_listed(variants)}")
-        combined = {(own.rank, own.layer, own.M, variant) for (_, variant), own in self._replays.items()}
-        if len(combined) < len(ranks) * max(1, len(layers)) * len(Ms) * max(1, len(variants)):
-            parts.append("not in every combination")
+        made, possible = self._combinations()
+        if made < possible:
+            parts.append(f"{made} of {possible} combinations of these")
         noun = "dispatch" if len(captures) == 1 else "dispatches"
-        return f"{len(captures):,} captured eager {noun} ({', '.join(parts)})"
+        return f"{len(captures):,} captured eager {noun}{self._origin()} ({', '.join(parts)})"
 
     def _variants(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(variant for _, variant in self._replays if variant is not None))
@@ -202,9 +246,13 @@ class _Kernel:
         if left:
             gaps.append(f"variant{'s' if len(left) > 1 else ''} {_listed(left)}")
         gaps.append("CUDA graph replays")
-        gaps += _left("rank", (own.rank for own in captures), {own.world_size for own in captures})
+        worlds, depths = self._totals()
+        gaps += _left("rank", (own.rank for own in captures), worlds)
         layers = _distinct(own.layer for own in captures)
-        gaps += _left("layer", layers, {own.model_layers for own in captures}) if layers else ["other calls"]
+        gaps += _left("layer", layers, depths) if layers else ["other calls"]
+        made, possible = self._combinations()
+        if made < possible:
+            gaps.append(f"{many(possible - made, 'other combination')} of rank, layer, M and variant")
         idle = [tool for tool in TOOLS if tool not in report.tools]
         if idle:
             gaps.append(f"what {_listed(idle)} would find ({'no tool was' if len(idle) == len(TOOLS) else 'not'} run)")
@@ -213,12 +261,18 @@ class _Kernel:
         return [*gaps, "host API errors"]
 
 
-def _call(facts: CaptureFacts, variant: str | None) -> str:
+def _seen_apart(entries: Iterable[ReplayEntry]) -> list[str]:
+    """Say which kernels are known from a run without the tool alone: under it something else may have run."""
+    names = dict.fromkeys(symbol for entry in entries for symbol in entry.seen_apart)
+    return [f"{_listed(tuple(names))} seen in a run of the same call without the tool, not under it"] if names else []
+
+
+def _call(facts: CaptureFacts, variant: str | None, kernel: str) -> str:
     """Name one dispatch: ``M1, H2048, I128, E512, k10, BM8, rank 0, layer 0, t8_c8``."""
     own = facts.geometry
     shape = f", H{own.H}, I{own.I_local}, E{own.E}, k{own.top_k}, BM{own.block_m}" if own is not None else ""
     where = f"layer {facts.layer}" if facts.layer is not None else (facts.callable or facts.plugin)
-    return f"M{facts.M}{shape}, rank {facts.rank}, {where}, {variant or facts.kernel}"
+    return f"M{facts.M}{shape}, rank {facts.rank}, {where}, {variant or kernel}"
 
 
 def _result(entry: ReplayEntry) -> str:

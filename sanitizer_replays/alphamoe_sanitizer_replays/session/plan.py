@@ -15,9 +15,9 @@ from alphamoe_sanitizer_replays.captures.selection import Which, among, parse_wh
 from alphamoe_sanitizer_replays.captures.store import StoredCapture, find_captures, open_capture
 from alphamoe_sanitizer_replays.plugins.protocol import find_plugin
 from alphamoe_sanitizer_replays.replays.job import stumble
-from alphamoe_sanitizer_replays.reports.records import CaptureFacts
+from alphamoe_sanitizer_replays.reports.records import CaptureFacts, many
 from alphamoe_sanitizer_replays.results import TOOLS, Tool
-from alphamoe_sanitizer_replays.session.vouched import bundle_of, open_bundle, unproven_captures
+from alphamoe_sanitizer_replays.session.vouched import bundle_of, open_bundle, place_within, unproven_captures
 from alphamoe_tracers.errors import AlphaMoEError, EvidenceError, UsageError
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ class Plan:
     """One sentence for each capture that could not be opened: the session is no PASS."""
     unproven: tuple[str, ...]
     """One sentence for each reason why captures of a run are not known to be its own: the session is no PASS."""
+    notes: tuple[str, ...]
+    """What a reader should know of the captures."""
     run_id: str | None
     run: Path | None
     """The run bundle, where exactly one was named."""
@@ -122,7 +124,11 @@ def plan_session(options: SessionOptions) -> Plan:
     _refuse_empty(folders, bundles)
     opened: list[StoredCapture] = []
     damaged: list[AlphaMoEError] = []
-    for folder in dict.fromkeys(folder for found in folders.values() for folder in found):
+    # One capture that is reached in two ways is one.
+    reached: dict[Path, Path] = {}
+    for folder in (folder for found in folders.values() for folder in found):
+        reached.setdefault(folder.resolve(), folder)
+    for folder in reached.values():
         try:
             opened.append(open_capture(folder, options.plugin))
         except AlphaMoEError as error:
@@ -145,18 +151,35 @@ def plan_session(options: SessionOptions) -> Plan:
         for problem in unproven_captures(bundle, _ranks_of(bundle, ranks, folders, opened))
     ]
     run_id = bundles[0].run.run_id if run is not None else None
-    return Plan(planned, tuple(str(error) for error in damaged), tuple(unproven), run_id, run)
+    return Plan(
+        planned, tuple(str(error) for error in damaged), tuple(unproven), _on_their_word(planned, bundles), run_id, run
+    )
+
+
+def _on_their_word(planned: Sequence[PlannedCapture], bundles: list[RunBundle]) -> tuple[str, ...]:
+    """Tell of captures that name a run which does not vouch for them: they lie in no bundle."""
+    counted: dict[str, int] = {}
+    for own in planned:
+        run_id = own.stored.capture.run_id
+        if run_id is not None and all(place_within(own.stored.path, bundle.path) is None for bundle in bundles):
+            counted[run_id] = counted.get(run_id, 0) + 1
+    return tuple(
+        f"{many(count, 'capture')} of run {run_id} by {'its' if count == 1 else 'their'} own word alone: "
+        "outside a run bundle nothing vouches for it"
+        for run_id, count in counted.items()
+    )
 
 
 def _bundles(folders: Mapping[Path, list[Path]]) -> list[RunBundle]:
-    """Open every run bundle that a capture was found in, or that was named."""
-    inside: dict[Path, list[Path]] = {}
-    for path, found in folders.items():
-        for root in filter(None, (bundle_of(own) for own in (path, *found))):
-            inside.setdefault(root.absolute(), []).extend(found)
+    """Open every run bundle that a capture was found in, or that was named; by a link or not."""
+    every = list(dict.fromkeys(folder for found in folders.values() for folder in found))
+    roots: dict[Path, Path] = {}
+    for place in (*folders, *every):
+        for root in filter(None, (bundle_of(place), bundle_of(place.resolve()))):
+            roots.setdefault(root.resolve(), root.absolute())
     return [
-        open_bundle(root, [folder for folder in found if folder.absolute().is_relative_to(root)])
-        for root, found in inside.items()
+        open_bundle(root, [within for own in every if (within := place_within(own, root)) is not None])
+        for root in roots.values()
     ]
 
 
@@ -164,8 +187,8 @@ def _ranks_of(
     bundle: RunBundle, asked: Which, folders: Mapping[Path, list[Path]], opened: list[StoredCapture]
 ) -> list[int]:
     """Give the ranks of a run whose captures were asked for: all that pass, or only those of the captures named."""
-    named = any(path.absolute() == bundle.path for path in folders)
-    here = {own.capture.rank for own in opened if own.path.absolute().is_relative_to(bundle.path)}
+    named = any(path.resolve() == bundle.path.resolve() for path in folders)
+    here = {own.capture.rank for own in opened if place_within(own.path, bundle.path) is not None}
     return [rank for rank in bundle.ranks if among(rank, asked, bundle.world_size) and (named or rank in here)]
 
 
@@ -239,7 +262,6 @@ def _planned(
             stored, facts, (), (Refused(None, f"the plug-in {capture.plugin}: {stumble(error)}", ""),)
         )
     facts = msgspec.structs.replace(facts, variants=tuple(known))
-    facts = msgspec.structs.replace(facts, variants=known)
     own = capture.launch.variant if capture.launch is not None else (known[0] if known else None)
     wanted: list[str | None] = []
     refused = []
@@ -258,7 +280,7 @@ def _planned(
 
 def _model_layers(own: StoredCapture, bundles: list[RunBundle]) -> int | None:
     """Say how many MoE layers the model of a captured run has, where its bundle says."""
-    runs = (bundle.run for bundle in bundles if own.path.absolute().is_relative_to(bundle.path))
+    runs = (bundle.run for bundle in bundles if place_within(own.path, bundle.path) is not None)
     return next((run.geometry.layers for run in runs if run.geometry is not None), None)
 
 

@@ -81,15 +81,16 @@ def run_session(
         reason=why,
         run_id=plan.run_id,
         targets=tuple(str(path) for path in options.paths),
-        device=device_name,
+        device=_device_told(work) or device_name,
         tool_path=str(tool_path.path) if tool_path is not None else None,
         tool_version=tool_path.version if tool_path is not None else None,
         tools=options.tools or ("none",),
         controls=work.controls,
         captures=tuple(own.facts for own in plan.captures),
         entries=ordered,
+        source=str(options.source) if options.source is not None else None,
         allow_list=str(options.allow_list) if options.allow_list is not None else None,
-        notes=(*plan.damaged, *plan.unproven, *told_of_entries),
+        notes=(*plan.damaged, *plan.unproven, *plan.notes, *told_of_entries),
         interrupted=work.interrupted,
         controls_wall_s=work.controls_wall_s,
         wall_s=time.monotonic() - began_s,
@@ -105,6 +106,13 @@ def _judged(
     own, variant, tool = made.wanted
     of_tool = next((report for report in controls if report.tool == tool), None)
     return entry_of(own, variant, made.run, made.output, of_tool, allow, made.ahead.seconds, today)
+
+
+def _device_told(work: SessionWork) -> str | None:
+    """Name the GPU as the replays and the planted faults themselves do; null where none of them ran on one."""
+    results = [made.run.result for made in work.made]
+    told = [result.device for result in results if result is not None] + [own.device for own in work.controls]
+    return " and ".join(sorted({name for name in told if name is not None and name != "cpu"})) or None
 
 
 def _of_plan(plan: Plan) -> str:

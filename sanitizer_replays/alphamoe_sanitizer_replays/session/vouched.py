@@ -20,12 +20,19 @@ def bundle_of(path: Path) -> Path | None:
     return None
 
 
+def place_within(path: Path, root: Path) -> Path | None:
+    """Give a path relative to a bundle that it lies in, or that a link leads it into; null where it does not."""
+    if path.resolve().is_relative_to(root.resolve()):
+        return path.resolve().relative_to(root.resolve())
+    return path.absolute().relative_to(root.absolute()) if path.absolute().is_relative_to(root.absolute()) else None
+
+
 def open_bundle(path: Path, captures: Sequence[Path]) -> RunBundle:
     """Open a run bundle whose files agree with each other.
 
     Args:
         path: the bundle.
-        captures: folders of captures found in it.
+        captures: folders of captures found in it, relative to it.
 
     Raises:
         UsageError: its files contradict each other, or a capture is reached through a link out of it.
@@ -36,7 +43,7 @@ def open_bundle(path: Path, captures: Sequence[Path]) -> RunBundle:
 
     bundle = RunBundle.open(path)
     for folder in captures:
-        inside(path, (folder.absolute().relative_to(path.absolute()) / "capture.json").as_posix())
+        inside(path, (folder / "capture.json").as_posix())
     contradictions = bundle.contradictions()
     if contradictions:
         more = f" (and {len(contradictions) - 1} more)" if len(contradictions) > 1 else ""

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import BinaryIO
 
 LAUNCHER_VARIABLE = "ALPHAMOE_TRACE_REPLAY_LAUNCHER"
@@ -84,10 +85,16 @@ def _watch(launcher: int) -> None:
 
 
 def _lives(pid: int) -> bool:
+    """Say whether a process runs; one that ended and that nobody has reaped does not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         return True
-    return True
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:  # no /proc here, or it ended just now, which the next look tells
+        return True
+    # The name of the program, in brackets, may hold anything.
+    return stat.rpartition(b")")[2].split()[:1] not in ([b"Z"], [b"X"])

@@ -28,7 +28,7 @@ MAX_BLOCK_LINES = 200
 """Lines of one block that are read: a deep recursion has many frames."""
 _PREFIX = "========="
 _BANNER = "COMPUTE-SANITIZER"
-_NUMBER = r"(\d{1,15}|\d{1,3}(?:,\d{3}){1,4})"
+_NUMBER = r"([0-9]{1,15}|[0-9]{1,3}(?:,[0-9]{3}){1,4})"
 _NOT_PRINTED = re.compile(
     rf"(?:ERROR|RACECHECK) SUMMARY: {_NUMBER} (?:errors?|hazards?|warnings?) (?:was|were) not printed\b"
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 
 from alphamoe_sanitizer_replays.results import ReplayResult, Severity, ToolLog, ToolRun, Witness
 from alphamoe_sanitizer_replays.tool.blocks import names_target
@@ -97,7 +98,7 @@ def _of_result(run: ToolRun, target: tuple[str, ...]) -> list[str]:
         return ["the replay wrote no result: it died, or it never began"]
     if result.status != "launched":
         return []
-    told = _of_launch(run, result, target)
+    told = [*_of_place(run, result), *_of_launch(run, result, target)]
     if run.variant is not None and result.variant != run.variant:
         on_cpu = f"no GPU: a reference ran on the CPU, and no kernel {run.variant}"
         other = f"the replay launched the variant {result.variant or 'unknown'}, not {run.variant}"
@@ -107,18 +108,32 @@ def _of_result(run: ToolRun, target: tuple[str, ...]) -> list[str]:
     return told
 
 
+def _of_place(run: ToolRun, result: ReplayResult) -> list[str]:
+    """Ask that the replay ran where its tool could watch it, and with nothing else that watches."""
+    if run.tool == "none":
+        return []
+    told = []
+    if result.device is None:
+        told.append("the replay does not say on which GPU it ran")
+    elif result.device == "cpu":
+        told.append("the replay ran on the CPU, and the tools watch kernels on a GPU alone")
+    if result.collector != "off":
+        told.append(f"a collector ({result.collector}) ran beside the tool, which makes either of them blind")
+    return told
+
+
 def _of_launch(run: ToolRun, result: ReplayResult, target: tuple[str, ...]) -> list[str]:
     """Ask that the kernel under test ran and was watched; without a tool the output is the whole question."""
     if run.tool == "none":
         return []
-    if result.launches == 0:
-        return ["the replay launched nothing"]
+    if result.launches is not None and result.launches < 1:
+        return [f"the replay says that it launched {result.launches or 'no'} kernels"]
     wanted = target or result.symbols
     if not wanted:
         seen = sorted({base_name(demangle(name)) for name in run.witness.kernels}) if run.witness is not None else []
         launched = f"; without the tool it launched {', '.join(seen)}" if seen else ""
         return [f"neither capture nor replay names the kernel under test (capture again with --symbol){launched}"]
-    told = _of_witness(run.witness, wanted) if result.launches is None else []
+    told = _of_witness(run.witness, result, wanted) if result.launches is None else []
     absent = [symbol for symbol in wanted if symbol not in result.symbols]
     if absent:
         told.append(f"the replay did not launch {', '.join(absent)}")
@@ -128,21 +143,31 @@ def _of_launch(run: ToolRun, result: ReplayResult, target: tuple[str, ...]) -> l
     return told
 
 
-def _of_witness(witness: Witness | None, wanted: tuple[str, ...]) -> list[str]:
+def _of_witness(witness: Witness | None, result: ReplayResult, wanted: tuple[str, ...]) -> list[str]:
     """Ask that a call whose plug-in cannot say what it launches was seen to launch the target without the tool."""
     named = " and ".join(wanted)
     if witness is None:
         return [f"nothing tells that {named} was launched"]
     if witness.problem:
         return [f"nothing tells that {named} was launched; in a run without the tool: {witness.problem}"]
-    absent = [symbol for symbol in wanted if not witness_count(witness, symbol)]
+    absent = [symbol for symbol in wanted if not launches_of(symbol, witness.kernels)]
     seen = ", ".join(sorted({base_name(demangle(name)) for name in witness.kernels}))
-    return [f"a run without the tool did not launch {', '.join(absent)}, it launched {seen}"] if absent else []
+    told = [f"a run without the tool did not launch {', '.join(absent)}, it launched {seen}"] if absent else []
+    # Where the hook tells of a kernel without the tool, it would tell of it under the tool.
+    gone = [name for name in unseen_under_tool(result, wanted) if launches_of(name, witness.seen)]
+    return [*told, f"the call launched {', '.join(gone)} without the tool, and not under it"] if gone else told
 
 
-def witness_count(witness: Witness, symbol: str) -> int:
-    """Count the launches of one kernel that were seen without the tool."""
-    return sum(count for name, count in witness.kernels.items() if names_target(name, (symbol,)))
+def unseen_under_tool(result: ReplayResult, wanted: tuple[str, ...]) -> tuple[str, ...]:
+    """Give the kernels under test of which neither plug-in nor process says that they were launched under the tool."""
+    if result.launches is not None:
+        return ()
+    return tuple(symbol for symbol in wanted if not launches_of(symbol, result.seen or {}))
+
+
+def launches_of(symbol: str, kernels: Mapping[str, int]) -> int:
+    """Count the launches of one kernel among those that were seen, by full names."""
+    return sum(count for name, count in kernels.items() if names_target(name, (symbol,)))
 
 
 def _found(log: ToolLog | None) -> int:

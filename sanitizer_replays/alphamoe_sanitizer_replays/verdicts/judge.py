@@ -16,7 +16,7 @@ from alphamoe_sanitizer_replays.captures.records import Capture
 from alphamoe_sanitizer_replays.reports.findings import finding_line
 from alphamoe_sanitizer_replays.results import ControlReport, Finding, OutputCheck, ToolLog, ToolRun
 from alphamoe_sanitizer_replays.verdicts.allow_list import AllowEntry, AllowList
-from alphamoe_sanitizer_replays.verdicts.evidence import evidence_problems, witness_count
+from alphamoe_sanitizer_replays.verdicts.evidence import evidence_problems, launches_of, unseen_under_tool
 
 MAX_REASON = 300
 _KERNEL_FAILED = re.compile(
@@ -50,6 +50,8 @@ class ToolVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """Errors and warnings by the tool's own summaries."""
     shown: int = 0
     """Blocks that it printed."""
+    seen_apart: tuple[str, ...] = ()
+    """Kernels under test whose launch is known from a run of the same call without the tool alone."""
     notes: tuple[str, ...] = ()
     """What a reader should know and what changes no verdict."""
 
@@ -114,6 +116,7 @@ def judge(
         api_errors=sum(finding.shown for finding in sorted_findings.api),
         found=0 if run.log is None else _found(run.log),
         shown=0 if run.log is None else run.log.shown,
+        seen_apart=_seen_apart(run, capture),
         notes=(*_of_seen(run, capture), *_notes(run.log)),
     )
 
@@ -205,13 +208,24 @@ def _of_output(output: OutputCheck | None) -> list[str]:
 def _of_controls(run: ToolRun, controls: ControlReport | None) -> list[str]:
     if controls is None or controls.tool != run.tool:
         return [f"no planted faults were run under {run.tool} in this session (alphamoe-trace sanitize runs them)"]
+    told = [*_of_gpu(run, controls), *controls.problems]
     if controls.basic_caught:
-        return []
-    told = list(controls.problems)
+        return told
     missed = [one for one in controls.outcomes if one.basic and not one.caught]
     told += [f"planted fault {one.control} was not caught: {one.reason}" for one in missed]
     told += [f"{one.control}: its sound twin is not clean" for one in controls.outcomes if not one.sound_clean]
     return told or [f"no basic planted fault of {run.tool} was run"]
+
+
+def _of_gpu(run: ToolRun, controls: ControlReport) -> list[str]:
+    """Ask that planted faults and replay ran on one kind of GPU: what a tool catches differs between them."""
+    device = run.result.device if run.result is not None else None
+    if device is None or device == "cpu":
+        return []
+    if controls.device is None:
+        return ["the planted faults do not say on which GPU they ran"]
+    same = controls.device == device
+    return [] if same else [f"the replay ran on {device}, and the planted faults on {controls.device}"]
 
 
 def _judge_plain(run: ToolRun, capture: Capture, output: OutputCheck | None) -> ToolVerdict:
@@ -228,13 +242,26 @@ def _judge_plain(run: ToolRun, capture: Capture, output: OutputCheck | None) -> 
     )
 
 
-def _of_seen(run: ToolRun, capture: Capture) -> tuple[str, ...]:
-    """Say which launches of the target are known from a run without the tool alone."""
-    if run.witness is None:
+def _seen_apart(run: ToolRun, capture: Capture) -> tuple[str, ...]:
+    """Give the kernels under test whose launch is known from a run without the tool alone."""
+    if run.witness is None or run.result is None:
         return ()
-    counts = {symbol: witness_count(run.witness, symbol) for symbol in capture.symbols}
-    seen = ", ".join(f"{symbol} ({count} launched)" for symbol, count in counts.items() if count)
-    return (f"seen in a run without the tool: {seen}",) if seen else ()
+    unseen = unseen_under_tool(run.result, capture.symbols or run.result.symbols)
+    return tuple(symbol for symbol in unseen if launches_of(symbol, run.witness.kernels))
+
+
+def _of_seen(run: ToolRun, capture: Capture) -> tuple[str, ...]:
+    """Say which launches of the target are known from what, where the plug-in does not know them."""
+    apart = _seen_apart(run, capture)
+    told = []
+    if apart and run.witness is not None:
+        counts = ", ".join(f"{symbol} ({launches_of(symbol, run.witness.kernels)} launched)" for symbol in apart)
+        told.append(f"seen in a run of the same call without the tool, not under it: {counts}")
+    seen = (run.result.seen if run.result is not None else None) or {}
+    counts = ", ".join(
+        f"{symbol} ({launches_of(symbol, seen)} launched)" for symbol in capture.symbols if launches_of(symbol, seen)
+    )
+    return (*told, f"seen under the tool by Triton's launch hook: {counts}") if counts else tuple(told)
 
 
 def _notes(log: ToolLog | None) -> tuple[str, ...]:
