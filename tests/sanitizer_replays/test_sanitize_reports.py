@@ -185,8 +185,10 @@ def test_what_a_session_left_out_is_told_on_one_basis() -> None:
 def test_a_sentence_is_of_one_run_one_model_and_one_gpu(change: dict[str, Any], told: tuple[str, str]) -> None:
     """Ranks of different runs together are not all ranks of either."""
     captures = [facts(0, 0, 1), facts(1, 0, 1), *(facts(rank, 0, 1, **change) for rank in (2, 3))]
-    sentences = session(captures).statement.split("\n")
+    report = session(captures)
+    sentences = report.statement.split("\n")
     assert len(sentences) == 2
+    assert [own.removesuffix(" (") in report.scope[2 * number] for number, own in enumerate(told)] == [True, True]
     for sentence, own, there, left in zip(sentences, told, ("0 and 1", "2 and 3"), ("2 and 3", "0 and 1"), strict=True):
         assert f"2 captured eager dispatches {own}ranks {there} of 4, " in sentence
         assert f"CUDA graph replays, ranks {left}, layer 1" in sentence

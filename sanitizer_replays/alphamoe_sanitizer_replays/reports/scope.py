@@ -123,7 +123,7 @@ class _Kernel:
                 Verdict(entry.output.verdict) if entry.output is not None else Verdict.INCONCLUSIVE for entry in entries
             )
             results = "; ".join((*map(_result, entries), f"output {outputs.value}", *_seen_apart(entries)))
-            call = f"{_call(facts, variant, self._name)}{self._replaced(entries)}"
+            call = f"{_call(facts, variant, self._name)}{self._origin()}{self._replaced(entries)}"
             told.append(f"{head}{call}; {results}; not covered: {self._not_covered}")
         return told
 
