@@ -210,6 +210,39 @@ def test_a_wrong_variable_does_not_stop_the_host(tmp_path: Path) -> None:
     assert "nothing will be captured" in done.stderr
 
 
+@pytest.mark.parametrize("failure", ["SyntaxError('match')", "TypeError('int | str')", "OSError(5, 'no disk')"])
+def test_an_interpreter_that_cannot_load_the_hook_runs_as_without_it(tmp_path: Path, failure: str) -> None:
+    """One that is too old fails by other exceptions than ImportError: nothing is printed, its sitecustomize runs."""
+    package = tmp_path / "alphamoe_sanitizer_replays"
+    package.mkdir()
+    (package / "__init__.py").write_text(f"raise {failure}\n", encoding="utf-8")
+    (tmp_path / "sitecustomize.py").write_text("marker = 'theirs'\n", encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-c", "import sitecustomize; print(sitecustomize.marker)"],
+        env=environment(INJECT, tmp_path, ALPHAMOE_CAPTURE_CALLABLE="a:b", ALPHAMOE_CAPTURE_OUT=str(tmp_path / "out")),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == ("theirs\n", "")
+
+
+def test_a_reloaded_module_is_captured_once_a_call(tmp_path: Path) -> None:
+    """A reload that gives the same function again, or another, leaves one tap on it."""
+    (tmp_path / "product.py").write_text(PRODUCT, encoding="utf-8")
+    (tmp_path / "alias.py").write_text("from product import work\n", encoding="utf-8")
+    (tmp_path / "main.py").write_text(
+        "import importlib, torch, alias, product\nimportlib.reload(alias)\nold = alias.work\n"
+        "alias.work(torch.ones(3, 2))\nimportlib.reload(product)\nimportlib.reload(alias)\n"
+        "assert alias.work is product.work is not old\nalias.work(torch.ones(4, 2))\n",
+        encoding="utf-8",
+    )
+    done = capture(tmp_path, "--callable", "alias:work", "--first", "9", "--", sys.executable, "main.py")
+    assert "Captured 2 calls of alias:work (rank 0 M 3, rank 0 M 4)" in done.stderr
+    assert len(find_captures(tmp_path / "out")) == 2
+
+
 def test_an_interpreter_without_alphamoe_trace_is_told(tmp_path: Path) -> None:
     """Where the hook cannot be imported the host runs, and the report names the interpreter."""
     hidden = tmp_path / "hidden"

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 
 from alphamoe_sanitizer_replays.captures import store as capture_store
 from alphamoe_sanitizer_replays.captures.store import StoredCapture, find_captures, open_capture
@@ -18,6 +19,7 @@ from alphamoe_sanitizer_replays.hooks import call_record
 from alphamoe_sanitizer_replays.hooks.report import Board, TargetStatus, summary
 from alphamoe_sanitizer_replays.hooks.settings import HookSettings, from_environment
 from alphamoe_sanitizer_replays.hooks.tap import Tap
+from alphamoe_sanitizer_replays.hooks.wrapping import call_through
 from alphamoe_sanitizer_replays.plugins.generic_call import Placed, download
 from alphamoe_sanitizer_replays.plugins.protocol import find_plugin
 from alphamoe_tracers.errors import EvidenceError, UsageError
@@ -51,7 +53,7 @@ def test_inputs_are_stored_as_they_were_and_changes_as_outputs(tmp_path: Path) -
     """An argument that the call writes into is an input by its old bytes and an output by its new ones."""
     tap, _ = make(tmp_path)
     out, x = torch.ones(2, 3), torch.full((2, 3), 2.0)
-    assert tap(add_into, (out, x), {"scale": 0.5}) is out
+    assert call_through(tap, add_into, (out, x), {"scale": 0.5}) is out
     [stored] = captures(tmp_path)
     assert torch.equal(stored.load("args.0"), torch.ones(2, 3))
     assert torch.equal(stored.load("after.args.0"), torch.full((2, 3), 2.0))
@@ -60,11 +62,19 @@ def test_inputs_are_stored_as_they_were_and_changes_as_outputs(tmp_path: Path) -
     assert (stored.capture.M, stored.capture.rank_source, stored.capture.callable) == (2, "none", TARGET)
 
 
+def test_one_element_of_a_longer_tensor_is_captured(tmp_path: Path) -> None:
+    """It is contiguous to torch whatever its stride is, also where a call changes it."""
+    tap, _ = make(tmp_path)
+    call_through(tap, add_into, (torch.ones(10)[::2][:1], torch.ones(3)[:1]), {})
+    [stored] = captures(tmp_path)
+    assert stored.load("after.args.0").tolist() == [2.0]
+
+
 def test_the_first_calls_of_each_m_are_taken(tmp_path: Path) -> None:
     """With first=2, five calls of M 1 and one of M 7 give two and one."""
     tap, status = make(tmp_path, first=2)
     for rows in (1, 1, 7, 1, 1, 1):
-        tap(torch.neg, (torch.ones(rows, 2),), {})
+        call_through(tap, torch.neg, (torch.ones(rows, 2),), {})
     assert status.captured == {"rank 0 M 1": 2, "rank 0 M 7": 1}
     assert sorted((stored.capture.M, stored.capture.call) for stored in captures(tmp_path)) == [(1, 0), (1, 1), (7, 0)]
 
@@ -72,8 +82,8 @@ def test_the_first_calls_of_each_m_are_taken(tmp_path: Path) -> None:
 def test_m_comes_from_the_argument_and_dimension_asked_for(tmp_path: Path) -> None:
     """A named argument is found by position and by keyword, and a negative dimension counts from the end."""
     tap, _ = make(tmp_path, m_from=("x", -1))
-    tap(add_into, (torch.ones(2, 5), torch.ones(2, 5)), {})
-    tap(lambda out, x: add_into(out, x), (torch.ones(2, 4),), {"x": torch.ones(2, 4)})
+    call_through(tap, add_into, (torch.ones(2, 5), torch.ones(2, 5)), {})
+    call_through(tap, lambda out, x: add_into(out, x), (torch.ones(2, 4),), {"x": torch.ones(2, 4)})
     assert sorted(stored.capture.M for stored in captures(tmp_path)) == [4, 5]
 
 
@@ -81,7 +91,7 @@ def test_m_of_an_operator_comes_from_its_schema(tmp_path: Path) -> None:
     """An operator's argument is found by the name that its schema gives it."""
     settings = HookSettings(ops=("aten::mm",), out=tmp_path / "out", m_from=("mat2", 1))
     tap = Tap("aten::mm", "torch_op", settings, Board(settings.out, "root", ("aten::mm",)))
-    tap(torch.mm, (torch.ones(2, 3), torch.ones(3, 5)), {})
+    call_through(tap, torch.mm, (torch.ones(2, 3), torch.ones(3, 5)), {})
     assert [stored.capture.M for stored in captures(tmp_path)] == [5]
 
 
@@ -96,7 +106,7 @@ def test_m_of_an_operator_comes_from_its_schema(tmp_path: Path) -> None:
 def test_calls_that_were_not_asked_for_pass(tmp_path: Path, asked: dict[str, Any], why: str) -> None:
     """M, rank and the file that arms the hook are filters, each with its reason in the report."""
     tap, status = make(tmp_path, **asked)
-    tap(torch.neg, (torch.ones(2),), {})
+    call_through(tap, torch.neg, (torch.ones(2),), {})
     assert status.not_asked == [why]
     assert captures(tmp_path) == []
 
@@ -106,7 +116,7 @@ def test_the_rank_is_that_of_the_launcher(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
     tap, _ = make(tmp_path, ranks="last")
-    tap(torch.neg, (torch.ones(2),), {})
+    call_through(tap, torch.neg, (torch.ones(2),), {})
     [stored] = captures(tmp_path)
     assert (stored.capture.rank, stored.capture.rank_source, stored.capture.world_size) == (3, "RANK", 4)
     assert stored.path.parent.name == "rank=3"
@@ -116,7 +126,7 @@ def test_traced_calls_are_not_taken(tmp_path: Path) -> None:
     """Under a fake-tensor mode nothing is captured, and the report says why."""
     tap, status = make(tmp_path)
     with FakeTensorMode():
-        tap(torch.neg, (torch.ones(2),), {})
+        call_through(tap, torch.neg, (torch.ones(2),), {})
     assert status.not_eager == ["a torch dispatch mode was active"]
     assert captures(tmp_path) == []
 
@@ -130,10 +140,10 @@ def test_exceptions_of_the_call_are_the_hosts_own(tmp_path: Path, capsys: pytest
         raise theirs
 
     with pytest.raises(ValueError, match="theirs") as raised:
-        tap(fails, (torch.ones(2),), {})
+        call_through(tap, fails, (torch.ones(2),), {})
     assert raised.value is theirs
     assert captures(tmp_path) == []
-    tap(torch.neg, (torch.ones(2),), {})
+    call_through(tap, torch.neg, (torch.ones(2),), {})
     assert status.captured == {"rank 0 M 2": 1}
     assert "raised an exception" in capsys.readouterr().err
 
@@ -151,7 +161,7 @@ def test_a_failure_of_ours_is_one_line_and_the_result_passes_through(
     tap, status = make(tmp_path)
     x = torch.ones(2)
     for _ in range(3):
-        assert torch.equal(tap(torch.neg, (x,), {}), -x)
+        assert torch.equal(call_through(tap, torch.neg, (x,), {}), -x)
     assert captures(tmp_path) == []
     assert status.captured == {}
     error = capsys.readouterr().err
@@ -163,7 +173,7 @@ def test_an_argument_that_cannot_be_held_is_told_by_type(tmp_path: Path, capsys:
     """An object among the arguments refuses that capture; after sixteen such calls no more are tried."""
     tap, status = make(tmp_path)
     for _ in range(20):
-        assert tap(lambda x, config: x, (torch.ones(2), object()), {}) is not None
+        assert call_through(tap, lambda x, config: x, (torch.ones(2), object()), {}) is not None
     assert status.failures == ["args.1 is of type object"]
     assert status.calls == 16
     assert "no more are tried" in capsys.readouterr().err
@@ -173,7 +183,7 @@ def test_what_would_exceed_the_bytes_allowed_is_refused(tmp_path: Path) -> None:
     """The bytes of all captures of a process are bounded."""
     tap, status = make(tmp_path, max_bytes=1000, first=9)
     for _ in range(3):
-        tap(torch.neg, (torch.ones(100),), {})
+        call_through(tap, torch.neg, (torch.ones(100),), {})
     assert status.captured == {"rank 0 M 100": 1}
     assert status.failures == ["a call of 400 bytes does not fit into what --max-bytes leaves (200 bytes)"]
 
@@ -183,8 +193,8 @@ def test_our_own_copies_are_not_taken(tmp_path: Path) -> None:
     tap, status = make(tmp_path, first=100)
     original = call_record._to_host
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(call_record, "_to_host", lambda tensor: tap(original, (tensor,), {}))
-        tap(torch.neg, (torch.ones(2),), {})
+        patch.setattr(call_record, "_to_host", lambda tensor: call_through(tap, original, (tensor,), {}))
+        call_through(tap, torch.neg, (torch.ones(2),), {})
     assert status.calls == 1
 
 
@@ -196,7 +206,7 @@ def test_threads_take_no_more_than_was_asked_for(tmp_path: Path) -> None:
     def call() -> None:
         barrier.wait()
         for _ in range(5):
-            tap(torch.neg, (torch.ones(4, 4),), {})
+            call_through(tap, torch.neg, (torch.ones(4, 4),), {})
 
     threads = [threading.Thread(target=call) for _ in range(8)]
     for thread in threads:
@@ -212,9 +222,100 @@ def test_parameters_are_weights_in_a_file_that_captures_share(tmp_path: Path) ->
     tap, _ = make(tmp_path, first=2)
     weight = torch.nn.Parameter(torch.ones(4, 4))
     for _ in range(2):
-        tap(lambda x, w: x @ w, (torch.ones(1, 4), weight), {})
+        call_through(tap, lambda x, w: x @ w, (torch.ones(1, 4), weight), {})
     assert [stored.capture.tensor("args.1").role for stored in captures(tmp_path)] == ["weight", "weight"]
     assert len(list((tmp_path / "out" / "rank=0").glob("weights-*.safetensors"))) == 1
+
+
+def freed(tensor: Tensor) -> Tensor:
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def too_short(tensor: Tensor) -> Tensor:
+    tensor.untyped_storage().resize_(tensor.untyped_storage().nbytes() - 1)
+    return tensor
+
+
+@pytest.mark.parametrize("shorten", [freed, too_short])
+@pytest.mark.parametrize("make_tensor", [torch.ones, lambda size: torch.nn.Parameter(torch.ones(size))])
+def test_memory_that_is_not_there_is_never_read(
+    tmp_path: Path, shorten: Callable[[Tensor], Tensor], make_tensor: Callable[[int], Tensor]
+) -> None:
+    """An argument that was freed or offloaded, before the call or by it, refuses the capture; the call goes on."""
+    tap, status = make(tmp_path)
+    x, size = torch.ones(2), 1 << 20
+
+    def frees(x: Tensor, big: Tensor) -> Tensor:
+        shorten(big)
+        return x
+
+    assert call_through(tap, lambda x, unread: x, (x, shorten(make_tensor(size))), {}) is x
+    assert call_through(tap, frees, (x, make_tensor(size)), {}) is x
+    before, after = status.failures
+    there = 0 if shorten is freed else 4 * size - 1
+    assert before == f"args.1 has no memory: {there} of {4 * size} bytes (freed, or offloaded)"
+    assert after == f"args.1, after the call, has no memory: {there} of {4 * size} bytes (freed, or offloaded)"
+    assert captures(tmp_path) == []
+
+
+def test_tensors_without_memory_of_their_own_are_refused(tmp_path: Path) -> None:
+    """Meta, fake and functional tensors, and those of a torch.func transform, have nothing to copy."""
+    tap, status = make(tmp_path)
+    with FakeTensorMode():
+        fake = torch.ones(2)
+    for tensor in (torch.ones(2, device="meta"), fake, torch._to_functional_tensor(torch.ones(2))):
+        assert call_through(tap, lambda x: x, (tensor,), {}) is tensor
+    assert status.calls == 3
+    torch.vmap(lambda x: call_through(tap, torch.neg, (x,), {}))(torch.ones(2, 2))
+    assert len(status.failures) == 3
+    assert status.captured == {}
+
+
+def test_the_hosts_function_modes_see_nothing_of_ours(tmp_path: Path) -> None:
+    """A mode that counts, or refuses, operations of torch meets those of the call alone."""
+    seen: list[str] = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func.__name__)
+            return func(*args, **(kwargs or {}))
+
+    tap, status = make(tmp_path)
+    x = torch.ones(2, 3)
+    with Mode():
+        call_through(tap, lambda x: x.neg(), (x,), {})
+    assert seen == ["neg"]
+    assert status.captured == {"rank 0 M 2": 1}
+
+
+def test_a_stream_of_the_hosts_may_raise_what_it_likes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stderr that fails while a failure is told is no failure of the call."""
+
+    class Stream:
+        def write(self, text: str) -> None:
+            raise KeyError("no logger yet")
+
+    monkeypatch.setattr("sys.stderr", Stream())
+    tap, status = make(tmp_path)
+    x = torch.ones(2)
+    assert call_through(tap, lambda x, config: x, (x, object()), {}) is x
+    assert status.failures == ["args.1 is of type object"]
+
+
+def test_ctrl_c_while_a_call_is_copied_is_the_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes out of the call as it would a moment earlier, and the next call is taken."""
+
+    def interrupted(tensor: Tensor) -> Tensor:
+        raise KeyboardInterrupt
+
+    tap, status = make(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(call_record, "_to_host", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            call_through(tap, torch.neg, (torch.ones(2),), {})
+    call_through(tap, torch.neg, (torch.ones(2),), {})
+    assert (status.captured, status.failures) == ({"rank 0 M 2": 1}, [])
 
 
 LAYOUTS: dict[str, Callable[[], Tensor]] = {
@@ -252,7 +353,7 @@ def test_strides_that_cannot_be_are_damaged_evidence() -> None:
 def test_the_check_of_a_replay_can_fail(tmp_path: Path) -> None:
     """Equal bytes pass; a value off, a NaN, another shape fail; an output that is missing proves nothing."""
     tap, _ = make(tmp_path)
-    tap(torch.neg, (torch.ones(4, 4),), {})
+    call_through(tap, torch.neg, (torch.ones(4, 4),), {})
     [stored] = captures(tmp_path)
     plugin = find_plugin("callable")
     right = stored.load("result")
@@ -308,7 +409,7 @@ def test_settings_survive_the_environment(tmp_path: Path) -> None:
 def test_the_report_of_a_process_that_was_killed_is_still_there(tmp_path: Path) -> None:
     """Status files are replaced as things happen, so the summary needs no process to end well."""
     tap, _ = make(tmp_path)
-    tap(torch.neg, (torch.ones(2),), {})
+    call_through(tap, torch.neg, (torch.ones(2),), {})
     settings = HookSettings(callables=(TARGET, "other:f"), out=tmp_path / "out")
     told = summary(settings, "root")
     lines, count = told.lines, told.captured

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import inspect
+import math
 import pickle
 import sys
 from collections.abc import Callable, Iterator
@@ -17,12 +19,13 @@ import torch
 
 from alphamoe_sanitizer_replays.hooks.import_watch import ImportWatch
 from alphamoe_sanitizer_replays.hooks.op_override import OpOverride, RegistrationWatch
-from alphamoe_sanitizer_replays.hooks.wrapping import wrap
+from alphamoe_sanitizer_replays.hooks.wrapping import call_through, wrap
 from alphamoe_tracers.errors import UsageError
 
 HOME = '''
 """A module under test."""
 import functools
+import sys
 import torch
 
 def double(x, *, by=2):
@@ -44,6 +47,23 @@ async def later():
     return 1
 
 cached = functools.lru_cache(double)
+partial = functools.partial(double, by=3)
+TABLE, CONFIG = {"double": double}, {double: "config"}
+callers = []
+
+def made(callers=callers):
+    count = 0
+    def counting(step):
+        nonlocal count
+        callers.append(dict(sys._getframe(1).f_locals))
+        count += step
+        return count
+    return counting
+
+counting = made()
+
+def deep(n):
+    return n if n == 0 else deep(n - 1) + 1
 '''
 
 
@@ -64,42 +84,122 @@ class Calls:
     def __init__(self) -> None:
         self.count = 0
 
-    def __call__(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def before(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.count += 1
-        return original(*args, **kwargs)
+
+    def after(self, call: Any, result: Any) -> None:
+        raise AssertionError("no call was opened")
+
+    raised = after
 
 
-def test_every_module_that_holds_the_function_gets_the_wrapper_and_loses_it_again(
-    modules: tuple[ModuleType, ModuleType],
-) -> None:
-    """A name imported elsewhere is replaced too, and restoring leaves the very objects that were there."""
+def test_a_function_is_heard_of_wherever_it_is_held_and_stays_itself(modules: tuple[ModuleType, ModuleType]) -> None:
+    """A name imported elsewhere, a table, a key, a partial: one object, captured from each, until it is restored."""
     home, user = modules
-    original, calls = home.double, Calls()
+    before, code, held = home.double, home.double.__code__, dict(vars(home.double))
+    calls = Calls()
     wrapped = wrap(home, "double", calls)
-    assert user.renamed is home.double is not original
+    assert user.renamed is home.double is home.TABLE["double"] is before
+    assert home.CONFIG[home.double] == "config"
     assert (user.renamed(3), home.calls_double(4), home.double(5, by=3)) == (6, 8, 15)
-    assert calls.count == 3
+    assert (home.TABLE["double"](6), home.partial(7), calls.count) == (12, 21, 5)
     wrapped.restore()
-    assert user.renamed is home.double is original
+    assert (home.double(1), calls.count, home.double.__code__) == (2, 5, code)
+    assert vars(home.double) == held
 
 
-def test_a_wrapper_passes_for_the_function(modules: tuple[ModuleType, ModuleType]) -> None:
-    """Name, documentation, signature, globals and pickling are those of the original."""
-    home, _ = modules
-    wrapped = wrap(home, "double", Calls())
-    assert (home.double.__name__, home.double.__module__, home.double.__doc__) == ("double", "wrap_home", "Double.")
-    assert home.double.__globals__ is vars(home)
-    assert pickle.loads(pickle.dumps(home.double)) is home.double  # noqa: S301 -- our own bytes
-    wrapped.restore()
-
-
-def test_what_somebody_else_put_there_since_stays(modules: tuple[ModuleType, ModuleType]) -> None:
-    """Restoring touches only places that still hold our wrapper."""
+def test_a_tapped_function_passes_for_itself(modules: tuple[ModuleType, ModuleType]) -> None:
+    """Name, place, documentation, defaults, signature and source are those that were; every reference pickles."""
     home, user = modules
     wrapped = wrap(home, "double", Calls())
-    user.renamed = theirs = functools.partial(home.double)
+    double, code = home.double, home.double.__code__
+    assert (double.__name__, double.__module__, double.__doc__) == ("double", "wrap_home", "Double.")
+    assert (double.__kwdefaults__, double.__globals__) == ({"by": 2}, vars(home))
+    assert (code.co_name, code.co_qualname, Path(code.co_filename).name) == ("double", "double", "wrap_home.py")
+    assert str(inspect.signature(double)) == "(x, *, by=2)"
+    assert inspect.getsource(double).startswith("def double(x, *, by=2):")
+    for held in (double, user.renamed, home.TABLE["double"]):
+        assert pickle.loads(pickle.dumps(held)) is double  # noqa: S301 -- our own bytes
+    assert pickle.loads(pickle.dumps(home.partial))(2) == 6  # noqa: S301
     wrapped.restore()
-    assert user.renamed is theirs
+
+
+def test_free_variables_stay_the_functions_own(modules: tuple[ModuleType, ModuleType]) -> None:
+    """A closure is tapped too: it counts on in its own cell, and its locals can be looked at from the frame."""
+    home, _ = modules
+    calls = Calls()
+    wrapped = wrap(home, "counting", calls)
+    assert (home.counting(1), home.counting(1), calls.count) == (1, 2, 2)
+    assert home.counting.__code__.co_freevars == ("callers", "count")
+    assert set(home.callers[0]) >= {"callers", "count", "args"}
+    wrapped.restore()
+    assert (home.counting(1), calls.count) == (3, 2)
+
+
+def test_one_frame_is_added_and_none_at_the_limit_of_recursion_fails(modules: tuple[ModuleType, ModuleType]) -> None:
+    """A function that calls itself goes half as deep as before, and a tap that cannot run is passed by."""
+    home, _ = modules
+    wrapped = wrap(home, "deep", Calls())
+    limit = sys.getrecursionlimit()
+    try:
+        sys.setrecursionlimit(len(inspect.stack(0)) + 120)
+        assert home.deep(50) == 50
+    finally:
+        sys.setrecursionlimit(limit)
+        wrapped.restore()
+
+
+def test_two_taps_of_one_function_hear_of_it_and_come_off_again(modules: tuple[ModuleType, ModuleType]) -> None:
+    """Two names for one function are two targets."""
+    home, user = modules
+    one, two = Calls(), Calls()
+    taps = [wrap(home, "double", one), wrap(user, "renamed", two)]
+    assert (home.double(1), one.count, two.count) == (2, 1, 1)
+    for wrapped in reversed(taps):
+        wrapped.restore()
+    assert (home.double(1), one.count, two.count) == (2, 1, 1)
+    assert not hasattr(home.double, "__wrapped__")
+
+
+def test_a_tap_that_raises_is_not_the_hosts(modules: tuple[ModuleType, ModuleType]) -> None:
+    """Exceptions of a tap end there; what is none (Ctrl-C while it works) goes on."""
+    home, _ = modules
+
+    class Broken:
+        error: BaseException = RuntimeError("ours")
+
+        def before(self, *words: Any) -> Any:
+            raise self.error
+
+        after = raised = before
+
+    broken = Broken()
+    wrapped = wrap(home, "double", broken)
+    try:
+        assert home.double(2) == 4
+        assert call_through(broken, abs, (-1,), {}) == 1
+        broken.error = KeyboardInterrupt()
+        with pytest.raises(KeyboardInterrupt):
+            home.double(2)
+    finally:
+        wrapped.restore()
+
+
+def test_a_function_in_c_is_replaced_where_modules_hold_it(modules: tuple[ModuleType, ModuleType]) -> None:
+    """It has no code to exchange: names in modules get a wrapper, and restoring leaves the very object."""
+    home, user = modules
+    home.root, user.renamed_root = math.sqrt, math.sqrt
+    original, calls = math.sqrt, Calls()
+    wrapped = wrap(math, "sqrt", calls)
+    try:
+        assert user.renamed_root is home.root is math.sqrt is not original
+        assert (home.root(4.0), math.sqrt(9.0), calls.count) == (2.0, 3.0, 2)
+        assert pickle.loads(pickle.dumps(math.sqrt)) is math.sqrt  # noqa: S301
+        user.renamed_root = theirs = functools.partial(math.sqrt)
+    finally:
+        wrapped.restore()
+    assert home.root is math.sqrt is original
+    assert user.renamed_root is theirs
 
 
 def test_a_static_method_is_wrapped_in_its_class(modules: tuple[ModuleType, ModuleType]) -> None:
@@ -131,18 +231,51 @@ def test_what_cannot_be_replaced_unnoticed_is_refused(
         wrap(modules[0], name, Calls())
 
 
-def test_torch_compile_traces_the_original_without_a_graph_break(modules: tuple[ModuleType, ModuleType]) -> None:
-    """A function compiled as one whole graph compiles with the wrapper in it, and no call is seen."""
+@pytest.mark.parametrize("direct", [False, True], ids=["called by it", "it itself"])
+def test_torch_compile_traces_the_original_without_a_graph_break(
+    modules: tuple[ModuleType, ModuleType], direct: bool
+) -> None:
+    """A function compiled as one whole graph compiles with the tap in it, once for two sizes, and no call is seen."""
     home, _ = modules
-    calls = Calls()
+    calls, graphs = Calls(), []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
     wrapped = wrap(home, "double", calls)
     try:
-        compiled = torch.compile(lambda x: home.double(x) + 1, backend="eager", fullgraph=True)
-        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 3.0))
+        compiled = torch.compile(
+            home.double if direct else lambda x: home.double(x), backend=backend, fullgraph=True, dynamic=True
+        )
+        for size in (2, 2, 3, 4):
+            assert torch.equal(compiled(torch.ones(size)), torch.full((size,), 2.0))
     finally:
         wrapped.restore()
         torch._dynamo.reset()
-    assert calls.count == 0
+    assert (calls.count, len(graphs)) == (0, 1)
+
+
+def test_torch_compile_never_compiles_our_own_code(modules: tuple[ModuleType, ModuleType], tmp_path: Path) -> None:
+    """A function that torch.compile shall leave alone is called after a graph break: heard of, and no more frames."""
+    from torch._dynamo.utils import counters
+
+    home, _ = modules
+    calls, frames = Calls(), []
+    home.left_alone = torch.compiler.disable(home.double)
+    for tapped in (False, True):
+        torch._dynamo.reset()
+        counters.clear()
+        wrapped = wrap(home, "left_alone", calls) if tapped else None
+        compiled = torch.compile(lambda x: home.left_alone(x) + 1, backend="eager")
+        for size in (2, 3, 4):
+            assert torch.equal(compiled(torch.ones(size)), torch.full((size,), 3.0))
+        frames.append(counters["frames"]["total"])
+        if wrapped is not None:
+            wrapped.restore()
+    torch._dynamo.reset()
+    assert calls.count == 3
+    assert frames[1] <= frames[0] + 1
 
 
 def test_an_import_is_told_of_once_and_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,8 +133,33 @@ def layouts(tree: Any) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def plain_tensor(value: Tensor) -> bool:
-    """Whether a tensor has memory of its own kind: no fake, functional, sparse, quantised or distributed one."""
+def refuse_unreadable(value: Tensor, place: str) -> None:
+    """Refuse a tensor whose elements cannot be read: a read of freed memory would end the process.
+
+    Args:
+        place: what the message calls it.
+
+    Raises:
+        RefusedValueError: it is fake, functional, batched, sparse, quantised, distributed or on no device, or its
+            storage is smaller than it (freed by ``resize_``, as FSDP and offloading do).
+    """
+    if not _plain(value):
+        kind = _type_name(value) if str(value.layout) == "torch.strided" else str(value.layout)
+        raise RefusedValueError(f"{place} is of type {kind} without plain memory of its own")
+    if value.numel() == 0:
+        return
+    try:
+        storage = value.untyped_storage()
+        there_bytes = storage.nbytes() if storage.data_ptr() else 0
+    except (RuntimeError, NotImplementedError) as error:
+        raise RefusedValueError(f"{place} has no memory of its own: {error}") from error
+    last = sum((size - 1) * step for size, step in zip(value.shape, value.stride(), strict=True))
+    needed_bytes = (value.storage_offset() + last + 1) * value.element_size()
+    if there_bytes < needed_bytes:
+        raise RefusedValueError(f"{place} has no memory: {there_bytes} of {needed_bytes} bytes (freed, or offloaded)")
+
+
+def _plain(value: Tensor) -> bool:
     import torch
 
     # Parameter subclasses of serving engines only change __torch_function__; who changes __torch_dispatch__ is no
@@ -146,6 +171,7 @@ def plain_tensor(value: Tensor) -> bool:
         and value.device.type != "meta"
         and not value.is_conj()
         and not value.is_neg()
+        and not torch._is_functional_tensor(value)
     )
 
 
@@ -182,9 +208,7 @@ def _encode(value: Any, place: str, tensors: dict[str, Tensor], seen: dict[Any, 
 
 
 def _encode_tensor(value: Tensor, place: str, tensors: dict[str, Tensor], seen: dict[Any, str]) -> Any:
-    if not plain_tensor(value):
-        kind = _type_name(value) if str(value.layout) == "torch.strided" else str(value.layout)
-        raise RefusedValueError(f"{place} is of type {kind} without plain memory of its own")
+    refuse_unreadable(value, place)
     key = _identity(value)
     name = seen.get(key, place) if value.numel() else place
     if name == place:

@@ -66,7 +66,9 @@ def raw_bytes(tensor: Tensor) -> Tensor:
     """View a contiguous tensor as its bytes, uint8 [n]: any dtype, and a NaN is equal to itself."""
     import torch
 
-    return tensor.reshape(-1).view(torch.uint8)
+    flat = tensor.reshape(-1)
+    # A tensor of one element is contiguous whatever its stride is; a view as bytes needs 1.
+    return flat.as_strided(flat.shape, (1,), flat.storage_offset()).view(torch.uint8)
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

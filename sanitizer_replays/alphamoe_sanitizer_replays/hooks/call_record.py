@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alphamoe_profiler.run_identity import utc_now
-from alphamoe_sanitizer_replays.captures.call_tree import CallTree, encode_call, encode_result
+from alphamoe_sanitizer_replays.captures.call_tree import CallTree, encode_call, encode_result, refuse_unreadable
 from alphamoe_sanitizer_replays.captures.records import Capture
 from alphamoe_sanitizer_replays.captures.store import check_room, write_capture
 from alphamoe_sanitizer_replays.captures.tensors import bytes_of, raw_bytes
@@ -100,6 +100,8 @@ def finish(
     with _unseen():
         changed = {}
         for name, tensor in inputs.items():
+            # The call may have freed it, or put other memory into its place.
+            refuse_unreadable(tensor, f"{name}, after the call,")
             now = _to_host(tensor)
             if not _same_bytes(now, call.before[name]):
                 changed[name] = now
@@ -159,10 +161,16 @@ def _notes(call: OpenCall, has_outputs: bool) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _unseen() -> Iterator[None]:
-    """Copy without gradients, tensor subclasses or complaints, and without spoiling a graph that a thread captures."""
+    """Copy without gradients, modes, subclasses or complaints, and without spoiling a graph that a thread captures."""
     import torch
 
-    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass(), _relaxed_capture(), _sync_allowed():
+    with (
+        torch.no_grad(),
+        torch._C.DisableTorchFunction(),
+        torch._C._DisableTorchDispatch(),
+        _relaxed_capture(),
+        _sync_allowed(),
+    ):
         yield
 
 

@@ -11,7 +11,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
+from typing import Any
 
 from alphamoe_sanitizer_replays.hooks.import_watch import ImportWatch
 from alphamoe_sanitizer_replays.hooks.op_override import OpOverride, RegistrationWatch
@@ -46,14 +47,14 @@ class Hook:
         modules = {target.partition(":")[0] for target in settings.callables}
         if settings.ops:
             modules.add("torch")
-        self._imports = ImportWatch(sorted(modules), self._loaded, self._looked_up)
-        self._registrations = RegistrationWatch(self._registered)
+        self._imports = ImportWatch(sorted(modules), _harmless(self._loaded), _harmless(self._looked_up))
+        self._registrations = RegistrationWatch(_harmless(self._registered))
 
     def start(self) -> None:
         """Hook imports, and whatever is loaded already."""
         self.board.save()
         self._imports.start()
-        os.register_at_fork(after_in_child=self._after_fork)
+        os.register_at_fork(after_in_child=_harmless(self._after_fork))
 
     def stop(self) -> None:
         """Take everything back that is still as it was put."""
@@ -61,7 +62,7 @@ class Hook:
         self._registrations.stop()
         for override in self._overrides.values():
             override.remove()
-        for wrapped in self._wrapped.values():
+        for wrapped in reversed(self._wrapped.values()):  # two targets may be one function
             wrapped.restore()
         self._wrapped.clear()
         self._waiting.clear()
@@ -85,6 +86,9 @@ class Hook:
                 continue
             status = self.board.targets[target]
             status.loaded = True
+            previous = self._wrapped.pop(target, None)
+            if previous is not None:  # a reload: the same function would be heard of twice
+                previous.restore()
             try:
                 self._wrapped[target] = wrap(sys.modules[module], path, self._taps[target])
                 status.wrapped, status.refused = True, ""
@@ -138,6 +142,18 @@ class Hook:
         self.board.targets[target].refused = f"{name}{error}{hint}"
 
 
+def _harmless(step: Callable[..., None]) -> Callable[..., None]:
+    """Give a step of ours that the host's imports, registrations and forks run, and that never raises into them."""
+
+    def run(*words: Any) -> None:
+        try:
+            step(*words)
+        except Exception as error:
+            say(f"a step of the hook failed: {type(error).__name__}: {error}")
+
+    return run
+
+
 _ARMED: Hook | None = None
 
 
@@ -150,8 +166,9 @@ def arm(environ: MutableMapping[str, str] | None = None) -> Hook | None:
     environ = os.environ if environ is None else environ
     try:
         settings = from_environment(environ)
-    except UsageError as error:
-        say(f"nothing will be captured: {error}" + (f" ({error.hint})" if error.hint else ""))
+    except (UsageError, OSError) as error:  # OSError: the working directory is gone
+        hint = f" ({error.hint})" if isinstance(error, UsageError) and error.hint else ""
+        say(f"nothing will be captured: {error}{hint}")
         return None
     if settings is None or _ARMED is not None or any(_is_ours(word) for word in sys.orig_argv[1:4]):
         return None
@@ -187,5 +204,9 @@ def _is_ours(word: str) -> bool:
 def _end(hook: Hook, reporting_pid: int | None) -> None:
     hook.board.save()
     if reporting_pid == os.getpid():
-        for line in summary(hook.settings, hook.root).lines:
-            say(line)
+        _harmless(_tell)(hook)
+
+
+def _tell(hook: Hook) -> None:
+    for line in summary(hook.settings, hook.root).lines:
+        say(line)

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from alphamoe_sanitizer_replays.hooks.wrapping import Invoke
+from alphamoe_sanitizer_replays.hooks.wrapping import CallTap, call_through, hide_from_dynamo
 from alphamoe_tracers.errors import UsageError
 
 _KEYS = ("CUDA", "CPU")
@@ -22,17 +22,17 @@ _KEYS = ("CUDA", "CPU")
 class OpOverride:
     """The override of one operator; installed key by key as kernels of it are registered."""
 
-    def __init__(self, name: str, invoke: Invoke) -> None:
+    def __init__(self, name: str, tap: CallTap) -> None:
         """Prepare; nothing is overridden before :meth:`install`.
 
         Args:
             name: ``namespace::name`` or ``namespace::name.overload``.
-            invoke: gets every call of the kernel.
+            tap: hears of every call of the kernel.
         """
         self.name = name
         self.module: str | None = None
         """The module that registered the operator, as far as the stack tells; a replay imports it."""
-        self._invoke = invoke
+        self._tap = tap
         self._libraries: dict[str, Any] = {}
 
     @property
@@ -66,7 +66,7 @@ class OpOverride:
             library = torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch warns that a kernel is overridden, which is the purpose
-                library.impl(rest, _calling(kernel, self._invoke), key, with_keyset=True)  # type: ignore[no-untyped-call]
+                library.impl(rest, _calling(kernel, self._tap), key, with_keyset=True)  # type: ignore[no-untyped-call]
             self._libraries[key] = library
             added = True
         if added and self.module is None:
@@ -154,13 +154,15 @@ def calling_module() -> str | None:
     return None
 
 
-def _calling(kernel: Any, invoke: Invoke) -> Any:
+def _calling(kernel: Any, tap: CallTap) -> Any:
     def dispatched(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         def original(*args: Any, **kwargs: Any) -> Any:
             return kernel.call_boxed(keyset, *args, **kwargs)
 
-        return invoke(original, args, kwargs)
+        return call_through(tap, original, args, kwargs)
 
+    hide_from_dynamo(dispatched)
+    hide_from_dynamo(call_through)
     return dispatched
 
 

@@ -6,6 +6,7 @@ untouched, and no memory is taken on the device except for tensors with gaps.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import sys
@@ -53,31 +54,38 @@ class Tap:
         self._failures = 0
         self._spent = False
 
-    def __call__(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the original and give its result, capturing the call where it is wanted."""
+    def before(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpenCall | None:
+        """Open a call that is wanted; null where it is not, or could not be opened."""
         if self._spent or getattr(self._local, "busy", False):
-            return original(*args, **kwargs)
-        call = self._guarded(lambda: self._begin(original, args, kwargs))
-        if call is None:
-            return original(*args, **kwargs)
-        try:
-            result = original(*args, **kwargs)
-        except BaseException:
-            self._give_back(call.M)
-            self._failed("the call itself raised an exception")
-            raise
+            return None
+        found: OpenCall | None = self._guarded(lambda: self._begin(original, args, kwargs))
+        return found
+
+    def after(self, call: OpenCall, result: Any) -> None:
+        """Write the capture of a call that was opened."""
         if self._guarded(lambda: self._end(call, result)) is None:
             self._give_back(call.M)
-        return result
+
+    def raised(self, call: OpenCall) -> None:
+        """Forget a call that raised an exception, which is the host's own."""
+        self._give_back(call.M)
+        self._guarded(lambda: self._failed("the call itself raised an exception"))
 
     def _guarded(self, step: Callable[[], Any]) -> Any:
-        """Run one step of ours; null where it failed. Our own tensor operations are never captured."""
+        """Run one step of ours; null where it failed. Our own tensor operations are neither captured nor seen.
+
+        What is no ``Exception`` (KeyboardInterrupt, SystemExit) comes from the host's signals and is passed on.
+        """
         self._local.busy = True
         try:
-            return step()
+            import torch
+
+            with torch._C.DisableTorchFunction():
+                return step()
         except Exception as error:  # ours to report, never the host's to see
-            name = "" if isinstance(error, AlphaMoEError) else f"{type(error).__name__}: "
-            self._failed(f"{name}{error}")
+            with contextlib.suppress(Exception):
+                name = "" if isinstance(error, AlphaMoEError) else f"{type(error).__name__}: "
+                self._failed(f"{name}{error}")
             return None
         finally:
             self._local.busy = False

@@ -4,6 +4,7 @@ Python imports a module of this name at its start. This folder is taken off ``sy
 by the environment. Standard library only: it also runs in interpreters where alphamoe-trace is not installed.
 """
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -12,16 +13,17 @@ from pathlib import Path
 def _arm() -> None:
     try:
         from alphamoe_sanitizer_replays.hooks.hook import arm
-    except ImportError as error:
+    except Exception as error:  # SyntaxError, TypeError: an interpreter older than ours
         _note(error)
         return
     try:
         arm()
     except Exception as error:  # the host comes first
-        sys.stderr.write(f"alphamoe-trace capture: nothing will be captured: {type(error).__name__}: {error}\n")
+        with contextlib.suppress(Exception):
+            sys.stderr.write(f"alphamoe-trace capture: nothing will be captured: {type(error).__name__}: {error}\n")
 
 
-def _note(error: ImportError) -> None:
+def _note(error: Exception) -> None:
     """Leave word for the process that reports at the end."""
     import json
 
@@ -30,13 +32,11 @@ def _note(error: ImportError) -> None:
         "root": os.environ.get("ALPHAMOE_CAPTURE_ROOT", ""),
         "pid": os.getpid(),
         "executable": sys.executable,
-        "unloadable": str(error),
+        "unloadable": f"{type(error).__name__}: {error}",
     }
-    try:
+    with contextlib.suppress(Exception):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{os.getpid()}.json").write_text(json.dumps(content), encoding="utf-8")
-    except OSError:
-        return
 
 
 def _chain() -> None:
