@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from alphamoe_sanitizer_replays.captures import store as capture_store
 from alphamoe_sanitizer_replays.captures.store import StoredCapture, find_captures, open_capture
 from alphamoe_sanitizer_replays.hooks import call_record
-from alphamoe_sanitizer_replays.hooks.report import Board, TargetStatus, summary
+from alphamoe_sanitizer_replays.hooks.report import Board, TargetStatus, say, summary
 from alphamoe_sanitizer_replays.hooks.settings import HookSettings, from_environment
 from alphamoe_sanitizer_replays.hooks.tap import Tap
 from alphamoe_sanitizer_replays.hooks.wrapping import call_through
@@ -269,6 +269,7 @@ def test_tensors_without_memory_of_their_own_are_refused(tmp_path: Path) -> None
     assert status.calls == 3
     torch.vmap(lambda x: call_through(tap, torch.neg, (x,), {}))(torch.ones(2, 2))
     assert len(status.failures) == 3
+    assert status.failures[-1].startswith("args.0 has no memory of its own: ")
     assert status.captured == {}
 
 
@@ -297,6 +298,7 @@ def test_a_stream_of_the_hosts_may_raise_what_it_likes(tmp_path: Path, monkeypat
             raise KeyError("no logger yet")
 
     monkeypatch.setattr("sys.stderr", Stream())
+    say("also where no call is around it, as at an import")
     tap, status = make(tmp_path)
     x = torch.ones(2)
     assert call_through(tap, lambda x, config: x, (x, object()), {}) is x
