@@ -312,17 +312,19 @@ def test_an_allowed_finding_is_listed_apart_and_stays_in_the_totals(
 
 
 @pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize(("kernel", "code"), [("kernel_alpha_moe_w8a8_up_down", 0), ("another_kernel", 3)])
+@pytest.mark.parametrize(
+    ("kernel", "told"),
+    [("kernel_alpha_moe_w8a8_up_down", "nothing shows that it did under it"), ("another_kernel", "did not launch")],
+)
 def test_a_call_that_cannot_say_what_it_launches_is_seen_once_without_a_tool(
     captures: Path,
     tmp_path: Path,
     tool: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
     kernel: str,
-    code: int,
+    told: str,
 ) -> None:
-    """One witness run for both tools: it decides whether they may be clean, and every report says so."""
+    """One witness run for both tools says why they prove nothing: what the call launched there, and what it did not."""
     from alphamoe_sanitizer_replays.replays import witness
     from alphamoe_sanitizer_replays.results import Witness
 
@@ -334,14 +336,7 @@ def test_a_call_that_cannot_say_what_it_launches_is_seen_once_without_a_tool(
 
     monkeypatch.setattr(witness, "run_witness", seen)
     found, report = session(captures, tmp_path / "r", tool(unknown_launches=True), "--M", "3")
-    assert found == code, report.reason
+    assert found == 3
     assert len(made) == 1
     assert len(report.entries) == 2
-    caveat = "seen in a run of the same call without the tool"
-    if code == 0:
-        assert caveat in report.reason
-        assert caveat in report.statement
-        assert all(caveat in sentence for sentence in report.scope)
-        for text in ((tmp_path / "r" / "report.md").read_text(), (tmp_path / "r" / "junit.xml").read_text()):
-            assert caveat in text
-        assert caveat in " ".join(capsys.readouterr().out.split())
+    assert all(told in " ".join(entry.reasons) for entry in report.entries)

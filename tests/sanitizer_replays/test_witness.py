@@ -34,25 +34,24 @@ def judged(
     return judge(run, capture=capture, output=EQUAL, controls=controls, allow=AllowList(), today=TODAY)
 
 
-def test_a_call_that_was_seen_to_launch_the_target_can_pass() -> None:
-    """Its full name counts as its base name, and the notes say where it was seen."""
+def test_what_a_run_without_the_tool_launched_proves_nothing_of_the_run_under_it() -> None:
+    """A call may step aside under a slow tool; its full name counts as its base name all the same."""
     found = judged(Witness(kernels={f"void ns::{TARGET}<(int)4>(float*, int)": 2, "void fill(float*)": 1}))
-    assert (found.target, found.reasons) == (Verdict.PASS, ())
-    assert found.notes == (f"seen in a run of the same call without the tool, not under it: {TARGET} (2 launched)",)
-    assert found.seen_apart == (TARGET,)
+    assert found.target is Verdict.INCONCLUSIVE
+    assert found.reasons[0].startswith(f"the call launched {TARGET} without the tool, and nothing shows that it did")
 
 
 def test_what_tritons_hook_tells_is_known_of_the_run_under_the_tool() -> None:
     """No word of another run is needed then; and where it told of the kernel without the tool alone, nothing ran."""
     witness = Witness(kernels={TARGET: 1}, seen={TARGET: 1})
-    found = judged(witness, seen={TARGET: 1})
-    assert (found.target, found.seen_apart) == (Verdict.PASS, ())
-    assert found.notes == (f"seen under the tool by Triton's launch hook: {TARGET} (1 launched)",)
+    for other in (witness, None, Witness(problem="it ended by SIGSEGV")):
+        found = judged(other, seen={TARGET: 1})
+        assert (found.target, found.reasons) == (Verdict.PASS, ())
+        assert found.notes == (f"seen under the tool by Triton's launch hook: {TARGET} (1 launched)",)
     for seen in (None, {}, {"fallback": 1}):
         gone = judged(witness, seen=seen)
         assert gone.target is Verdict.INCONCLUSIVE
         assert gone.reasons[0] == f"the call launched {TARGET} without the tool, and not under it"
-    assert judged(Witness(problem="it ended by SIGSEGV"), seen={TARGET: 1}).target is Verdict.INCONCLUSIVE
 
 
 def test_triton_tells_of_its_launches_only_while_it_is_asked() -> None:

@@ -1,8 +1,8 @@
 """Witness runs: a call is launched once without a tool, under torch's profiler, to see which kernels it starts.
 
-A plug-in for other people's calls cannot say what a call launches, and under a tool nothing may look. So the same call,
-in a process of its own with the same inputs, is seen once apart: what it started there counts as what it starts under
-the tools.
+A plug-in for other people's calls cannot say what a call launches, and under a tool no collector may look. So the same
+call, in a process of its own with the same inputs, is seen once apart. That proves nothing of what ran under a tool; it
+tells the reader why a result is open, and which symbol the call has.
 """
 
 from __future__ import annotations

@@ -97,8 +97,6 @@ class ReplayEntry(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     symbols: tuple[str, ...] = ()
     """The kernels under test: the capture's, else those that its plug-in names."""
-    seen_apart: tuple[str, ...] = ()
-    """Those whose launch is known from a run of the same call without the tool alone."""
     device: str | None = None
     """The GPU by the replay's own word; ``cpu`` for a reference."""
     output: OutputCheck | None = None
@@ -209,9 +207,6 @@ def _what_passed(entries: tuple[ReplayEntry, ...]) -> str:
     accepted = [entry for entry in entries if entry.allowed]
     if accepted:
         parts.append(f"{many(len(accepted), 'replay')} not clean, with {allowed_told(accepted)}")
-    apart = sum(bool(entry.seen_apart) for entry in entries)
-    if apart:
-        parts.append(f"the kernel of {many(apart, 'replay')} seen in a run of the same call without the tool")
     unclean = sum(entry.whole is not Verdict.PASS for entry in entries)
     if unclean:
         parts.append(f"{many(unclean, 'replay')} with findings outside the kernel under test")

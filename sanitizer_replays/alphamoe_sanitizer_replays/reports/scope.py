@@ -102,7 +102,7 @@ class _Kernel:
         verdict, head = self._verdict(self._entries)
         tool = f"compute-sanitizer {report.tool_version or 'of unknown version'}" if report.controls else "no tool"
         kernel = f"{self._name}{self._source()}, {self._device()}, {tool}"
-        parts = [f"{', '.join((*self._found(), self._outputs()))}", *_seen_apart(self._entries)]
+        parts = [", ".join((*self._found(), self._outputs()))]
         outcomes = [outcome for own in report.controls for outcome in own.outcomes]
         if outcomes:
             caught = sum(outcome.caught for outcome in outcomes)
@@ -122,7 +122,7 @@ class _Kernel:
             outputs = worst(
                 Verdict(entry.output.verdict) if entry.output is not None else Verdict.INCONCLUSIVE for entry in entries
             )
-            results = "; ".join((*map(_result, entries), f"output {outputs.value}", *_seen_apart(entries)))
+            results = "; ".join((*map(_result, entries), f"output {outputs.value}"))
             call = f"{_call(facts, variant, self._name)}{self._origin()}{self._replaced(entries)}"
             told.append(f"{head}{call}; {results}; not covered: {self._not_covered}")
         return told
@@ -259,12 +259,6 @@ class _Kernel:
         used = [mechanisms_used(own.plugin, variant) for (_, variant), own in self._replays.items()]
         gaps += not_covered(frozenset().union(*used), report.controls)
         return [*gaps, "host API errors"]
-
-
-def _seen_apart(entries: Iterable[ReplayEntry]) -> list[str]:
-    """Say which kernels are known from a run without the tool alone: under it something else may have run."""
-    names = dict.fromkeys(symbol for entry in entries for symbol in entry.seen_apart)
-    return [f"{_listed(tuple(names))} seen in a run of the same call without the tool, not under it"] if names else []
 
 
 def _call(facts: CaptureFacts, variant: str | None, kernel: str) -> str:

@@ -77,7 +77,6 @@ def entry_of(
         allowed_until=min((own.expires.isoformat() for own in verdict.allowed_by), default=None),
         notes=verdict.notes,
         symbols=capture.symbols or (result.symbols if result is not None else ()),
-        seen_apart=verdict.seen_apart,
         device=result.device if result is not None else None,
         output=output,
         kernel_us=result.kernel_us if result is not None else (),

@@ -133,7 +133,7 @@ def _of_launch(run: ToolRun, result: ReplayResult, target: tuple[str, ...]) -> l
         seen = sorted({base_name(demangle(name)) for name in run.witness.kernels}) if run.witness is not None else []
         launched = f"; without the tool it launched {', '.join(seen)}" if seen else ""
         return [f"neither capture nor replay names the kernel under test (capture again with --symbol){launched}"]
-    told = _of_witness(run.witness, result, wanted) if result.launches is None else []
+    told = _of_unknown_launches(run.witness, result, wanted)
     absent = [symbol for symbol in wanted if symbol not in result.symbols]
     if absent:
         told.append(f"the replay did not launch {', '.join(absent)}")
@@ -143,19 +143,34 @@ def _of_launch(run: ToolRun, result: ReplayResult, target: tuple[str, ...]) -> l
     return told
 
 
-def _of_witness(witness: Witness | None, result: ReplayResult, wanted: tuple[str, ...]) -> list[str]:
-    """Ask that a call whose plug-in cannot say what it launches was seen to launch the target without the tool."""
-    named = " and ".join(wanted)
+def _of_unknown_launches(witness: Witness | None, result: ReplayResult, wanted: tuple[str, ...]) -> list[str]:
+    """Ask, where the plug-in cannot say what its call launches, that the target was seen to be launched under the tool.
+
+    What another process launched without the tool proves nothing of this one: a call may step aside under a slow tool.
+    """
+    unseen = unseen_under_tool(result, wanted)
+    if not unseen:
+        return []
+    named = " and ".join(unseen)
     if witness is None:
         return [f"nothing tells that {named} was launched"]
     if witness.problem:
         return [f"nothing tells that {named} was launched; in a run without the tool: {witness.problem}"]
-    absent = [symbol for symbol in wanted if not launches_of(symbol, witness.kernels)]
+    absent = [symbol for symbol in unseen if not launches_of(symbol, witness.kernels)]
     seen = ", ".join(sorted({base_name(demangle(name)) for name in witness.kernels}))
     told = [f"a run without the tool did not launch {', '.join(absent)}, it launched {seen}"] if absent else []
-    # Where the hook tells of a kernel without the tool, it would tell of it under the tool.
-    gone = [name for name in unseen_under_tool(result, wanted) if launches_of(name, witness.seen)]
-    return [*told, f"the call launched {', '.join(gone)} without the tool, and not under it"] if gone else told
+    launched = [symbol for symbol in unseen if symbol not in absent]
+    # Where Triton's hook tells of a kernel without the tool, it would tell of it under the tool.
+    gone = [symbol for symbol in launched if launches_of(symbol, witness.seen)]
+    if gone:
+        told.append(f"the call launched {', '.join(gone)} without the tool, and not under it")
+    unknown = [symbol for symbol in launched if symbol not in gone]
+    if unknown:
+        told.append(
+            f"the call launched {', '.join(unknown)} without the tool, and nothing shows that it did under it "
+            "(a plug-in that counts its launches would)"
+        )
+    return told
 
 
 def unseen_under_tool(result: ReplayResult, wanted: tuple[str, ...]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from alphamoe_sanitizer_replays.captures.records import Capture
 from alphamoe_sanitizer_replays.reports.findings import finding_line
 from alphamoe_sanitizer_replays.results import ControlReport, Finding, OutputCheck, ToolLog, ToolRun
 from alphamoe_sanitizer_replays.verdicts.allow_list import AllowEntry, AllowList
-from alphamoe_sanitizer_replays.verdicts.evidence import evidence_problems, launches_of, unseen_under_tool
+from alphamoe_sanitizer_replays.verdicts.evidence import evidence_problems, launches_of
 
 MAX_REASON = 300
 _KERNEL_FAILED = re.compile(
@@ -50,8 +50,6 @@ class ToolVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """Errors and warnings by the tool's own summaries."""
     shown: int = 0
     """Blocks that it printed."""
-    seen_apart: tuple[str, ...] = ()
-    """Kernels under test whose launch is known from a run of the same call without the tool alone."""
     notes: tuple[str, ...] = ()
     """What a reader should know and what changes no verdict."""
 
@@ -116,7 +114,6 @@ def judge(
         api_errors=sum(finding.shown for finding in sorted_findings.api),
         found=0 if run.log is None else _found(run.log),
         shown=0 if run.log is None else run.log.shown,
-        seen_apart=_seen_apart(run, capture),
         notes=(*_of_seen(run, capture), *_notes(run.log)),
     )
 
@@ -242,26 +239,13 @@ def _judge_plain(run: ToolRun, capture: Capture, output: OutputCheck | None) -> 
     )
 
 
-def _seen_apart(run: ToolRun, capture: Capture) -> tuple[str, ...]:
-    """Give the kernels under test whose launch is known from a run without the tool alone."""
-    if run.witness is None or run.result is None:
-        return ()
-    unseen = unseen_under_tool(run.result, capture.symbols or run.result.symbols)
-    return tuple(symbol for symbol in unseen if launches_of(symbol, run.witness.kernels))
-
-
 def _of_seen(run: ToolRun, capture: Capture) -> tuple[str, ...]:
-    """Say which launches of the target are known from what, where the plug-in does not know them."""
-    apart = _seen_apart(run, capture)
-    told = []
-    if apart and run.witness is not None:
-        counts = ", ".join(f"{symbol} ({launches_of(symbol, run.witness.kernels)} launched)" for symbol in apart)
-        told.append(f"seen in a run of the same call without the tool, not under it: {counts}")
+    """Say what told of the target's launches, where the plug-in does not know them."""
     seen = (run.result.seen if run.result is not None else None) or {}
     counts = ", ".join(
         f"{symbol} ({launches_of(symbol, seen)} launched)" for symbol in capture.symbols if launches_of(symbol, seen)
     )
-    return (*told, f"seen under the tool by Triton's launch hook: {counts}") if counts else tuple(told)
+    return (f"seen under the tool by Triton's launch hook: {counts}",) if counts else ()
 
 
 def _notes(log: ToolLog | None) -> tuple[str, ...]:
