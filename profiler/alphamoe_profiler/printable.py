@@ -6,8 +6,8 @@ No rich at the top: the command line tells its one-line errors through here.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,3 +48,20 @@ def printable_console(**settings: Any) -> Console:
                     yield Segment(printable(segment.text), segment.style)
 
     return PrintableConsole(**settings)
+
+
+def print_drawn(draw: Callable[[Console], None], file: TextIO | None = None, width: int | None = None) -> None:
+    """Print what ``draw`` puts on a console; without a terminal it is plain text without trailing spaces.
+
+    Args:
+        draw: given the console once.
+        file: where to; standard output by default.
+        width: columns; the terminal's by default.
+    """
+    console = printable_console(file=file, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
+    if console.is_terminal:
+        draw(console)
+        return
+    with console.capture() as captured:
+        draw(console)
+    console.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().split("\n")[:-1]))

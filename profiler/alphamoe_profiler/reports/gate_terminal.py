@@ -9,7 +9,7 @@ from rich.text import Text
 
 from alphamoe_profiler.evidence import ranks_told
 from alphamoe_profiler.gate_records import GateReport, of_any_rank
-from alphamoe_profiler.printable import printable_console, printable_line
+from alphamoe_profiler.printable import print_drawn, printable_line
 from alphamoe_profiler.reports.gate_table import gap_lines, open_lines, rule_table
 from alphamoe_profiler.verdicts import Verdict
 
@@ -35,13 +35,7 @@ def print_gate(report: GateReport, file: TextIO | None = None, width: int | None
         file: where to; standard output by default.
         width: columns; the terminal's by default.
     """
-    console = printable_console(file=file, width=width, markup=False, highlight=False, emoji=False)
-    if console.is_terminal:
-        _print(console, report)
-        return
-    with console.capture() as captured:
-        _print(console, report)
-    console.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().split("\n")[:-1]))
+    print_drawn(lambda console: _print(console, report), file, width)
 
 
 def _print(console: Console, report: GateReport) -> None:

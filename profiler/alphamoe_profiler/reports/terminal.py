@@ -22,7 +22,7 @@ from rich.text import Text
 from alphamoe_profiler.evidence import ranks_told
 from alphamoe_profiler.inspection import PROGRAM, RankReport, RunReport
 from alphamoe_profiler.m_buckets import DiscreteSet, MBuckets
-from alphamoe_profiler.printable import printable_console, printable_line
+from alphamoe_profiler.printable import print_drawn, printable_line
 from alphamoe_profiler.reports.imported import imported_head, print_imported
 from alphamoe_profiler.reports.skew import print_skew
 from alphamoe_profiler.verdicts import Verdict, worst
@@ -50,13 +50,7 @@ def print_report(report: RunReport, file: TextIO | None = None, width: int | Non
         file: where to; standard output by default.
         width: columns; the terminal's by default.
     """
-    console = printable_console(file=file, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
-    if console.is_terminal:
-        _print(console, report)
-        return
-    with console.capture() as captured:
-        _print(console, report)
-    console.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().split("\n")[:-1]))
+    print_drawn(lambda console: _print(console, report), file, width)
 
 
 def _print(console: Console, report: RunReport) -> None:

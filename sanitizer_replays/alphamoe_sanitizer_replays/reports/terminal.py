@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TextIO
 from rich.table import Table
 from rich.text import Text
 
-from alphamoe_profiler.printable import printable_console, printable_line
+from alphamoe_profiler.printable import print_drawn, printable_line
 from alphamoe_profiler.verdicts import Verdict
 from alphamoe_sanitizer_replays.reports.lines import (
     CONTROL_WORDS,
@@ -45,13 +45,7 @@ def print_report(report: SanitizeReport, file: TextIO | None = None, width: int 
         file: where to; standard output by default.
         width: columns; the terminal's by default.
     """
-    console = printable_console(file=file, width=width, markup=False, highlight=False, emoji=False)
-    if console.is_terminal:
-        _print(console, report)
-        return
-    with console.capture() as captured:
-        _print(console, report)
-    console.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().split("\n")[:-1]))
+    print_drawn(lambda console: _print(console, report), file, width)
 
 
 def _print(console: Console, report: SanitizeReport) -> None:
