@@ -14,7 +14,7 @@ from alphamoe_profiler.cli import main
 from alphamoe_profiler.verdicts import Verdict
 from alphamoe_sanitizer_replays.reports.records import REPORT_SCHEMA, CaptureFacts, ReplayEntry, SanitizeReport
 from alphamoe_sanitizer_replays.results import Access, ControlOutcome, ControlReport, Finding, OutputCheck
-from alphamoe_sanitizer_replays.session.run import write_reports
+from alphamoe_sanitizer_replays.session.run import report_files
 
 
 def report(run_id: str | None) -> SanitizeReport:
@@ -69,12 +69,18 @@ def report(run_id: str | None) -> SanitizeReport:
     )
 
 
+def write_report(made: SanitizeReport, folder: Path) -> None:
+    """Leave ``report.json`` as a session does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "report.json").write_bytes(report_files(made)["report.json"]())
+
+
 def test_facts_are_read_from_the_report_that_sanitize_writes(tmp_path: Path) -> None:
     """Replays, findings and controls are rows; records of single processes beside it are no reports."""
     assert SANITIZE_SCHEMA == REPORT_SCHEMA
     folder = tmp_path / "reports" / "sanitizer"
     (folder / "replays").mkdir(parents=True)
-    write_reports(report("run-1"), folder)
+    write_report(report("run-1"), folder)
     (folder / "replays" / "replay.json").write_text(json.dumps({"status": "launched"}))
     gates, (facts,), problems = report_facts(tmp_path / "reports", "run-1")
     assert (gates, problems) == ([], [])
@@ -96,7 +102,9 @@ def test_a_replay_with_an_allowed_finding_is_not_shown_as_clean(tmp_path: Path) 
     folder.mkdir(parents=True)
     (entry,) = report(None).entries
     accepted = replace(entry, verdict=Verdict.PASS, whole=Verdict.PASS, reasons=(), allowed=("a race: known",))
-    write_reports(replace(report(None), verdict=Verdict.PASS, entries=(accepted,)), folder)
+    (folder / "report.json").write_bytes(
+        report_files(replace(report(None), verdict=Verdict.PASS, entries=(accepted,)))["report.json"]()
+    )
     _, (facts,), _ = report_facts(tmp_path / "reports")
     assert [(row["verdict"], row["reason"]) for row in facts["replays"]] == [("PASS", "not clean: 1 finding allowed")]
 
@@ -117,7 +125,7 @@ def test_the_tab_shows_scope_replays_controls_and_findings(open_page: Any, tmp_p
     folder = run / "reports" / "sanitizer"
     folder.mkdir(parents=True)
     run_id = json.loads((run / "run.json").read_text())["run_id"]
-    write_reports(report(run_id), folder)
+    write_report(report(run_id), folder)
     assert main(["dashboard", str(run)]) == 0
     tab = open_page(run / "reports" / "dashboard.html", "#view=sanitizer")
     text = tab.locator("main").inner_text()

@@ -1,7 +1,7 @@
 """On a Hopper GPU with compute-sanitizer: the fused kernel is clean under every tool, and every tool catches a mutant.
 
 sanitizer_check.py is the long form, with captures of real runs, all variants under all tools and every mutant. Here are
-20 processes on inputs that are made here, all at once: half a minute on 16 cores.
+20 processes on inputs that are made here, all at once.
 """
 
 from __future__ import annotations

@@ -183,15 +183,6 @@ def arm(environ: MutableMapping[str, str] | None = None) -> Hook | None:
     return hook
 
 
-def disarm() -> None:
-    """Take back what :func:`arm` did in this process."""
-    global _ARMED
-    if _ARMED is not None:
-        _ARMED.stop()
-        atexit.unregister(_end)
-        _ARMED = None
-
-
 def new_root() -> str:
     """Make the id of a process that reports at its end."""
     return f"{os.getpid()}-{time.time_ns()}"

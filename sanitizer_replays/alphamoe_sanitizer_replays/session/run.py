@@ -156,15 +156,6 @@ def report_files(report: SanitizeReport) -> dict[str, Callable[[], bytes]]:
     }
 
 
-def write_reports(report: SanitizeReport, folder: Path) -> None:
-    """Write ``report.json``, ``junit.xml`` and ``report.md``, each whole or not at all."""
-    from alphamoe_profiler.bundle_files import replacing
-
-    for name, content in report_files(report).items():
-        with replacing(folder / name) as stream:
-            stream.write(content())
-
-
 def read_report(path: Path) -> SanitizeReport:
     """Read a ``report.json`` again.
 
