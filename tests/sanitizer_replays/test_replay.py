@@ -15,6 +15,7 @@ from made_captures import ORIGIN, make_capture
 from torch import Tensor
 
 from alphamoe_profiler import cli
+from alphamoe_sanitizer_replays.captures.records import Capture
 from alphamoe_sanitizer_replays.captures.store import StoredCapture, open_capture
 from alphamoe_sanitizer_replays.plugins.protocol import find_plugin
 from alphamoe_sanitizer_replays.plugins.uploads import experts_in_use
@@ -24,6 +25,7 @@ from alphamoe_sanitizer_replays.replays.job import (
     place_inputs,
     prepare_inputs,
     prepare_job,
+    watched_symbols,
 )
 from alphamoe_sanitizer_replays.replays.process import mapped_tensors, refuse_collectors
 from alphamoe_sanitizer_replays.replays.single import ReplayReport, replay_capture
@@ -407,3 +409,25 @@ def test_a_plug_in_may_look_at_a_capture_before_anything_is_loaded(
     with pytest.raises(EvidenceError, match="M 3 is not mine"):
         prepare_inputs(stored, tmp_path / "inputs")
     assert not (tmp_path / "inputs").exists()
+
+
+def test_initcheck_watches_every_kernel_of_a_call_that_launches_others() -> None:
+    """What a kernel wrote that it does not watch it takes for unwritten; the other tools watch the target alone."""
+    capture = Capture(
+        plugin="callable",
+        symbols=("moe_gemm",),
+        run_id=None,
+        rank=0,
+        rank_source="none",
+        M=1,
+        gpu_name=None,
+        compute_capability=None,
+        tensors=(),
+        versions={},
+        created="",
+    )
+    for name in ("callable", "torch_op"):
+        assert watched_symbols("initcheck", find_plugin(name), capture) == ()
+        assert watched_symbols("racecheck", find_plugin(name), capture) == ("moe_gemm",)
+    for name in ("alphamoe_w8a8", "triton_stock"):
+        assert watched_symbols("initcheck", find_plugin(name), capture) == ("moe_gemm",)

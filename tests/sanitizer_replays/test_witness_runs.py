@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import msgspec
 import pytest
@@ -13,6 +13,7 @@ from made_captures import make_capture
 from test_verdict import TODAY, a_run
 
 from alphamoe_profiler.verdicts import Verdict
+from alphamoe_sanitizer_replays.replays import process as process_module
 from alphamoe_sanitizer_replays.replays import witness as witness_module
 from alphamoe_sanitizer_replays.replays.job import prepare_inputs
 from alphamoe_sanitizer_replays.replays.process import refuse_tools, triton_launches
@@ -57,16 +58,35 @@ def test_what_tritons_hook_tells_is_known_of_the_run_under_the_tool() -> None:
 def test_triton_tells_of_its_launches_only_while_it_is_asked() -> None:
     """Its exit hook speaks after a launch that succeeded; nothing of a kernel's author is called."""
     knobs = pytest.importorskip("triton.knobs")
-    with triton_launches() as seen:
+    with triton_launches(load=False) as seen:
         knobs.runtime.launch_exit_hook(SimpleNamespace(data={"name": TARGET}))
     knobs.runtime.launch_exit_hook(SimpleNamespace(data={"name": TARGET}))
     assert seen == {TARGET: 1}
 
 
-def test_without_triton_nothing_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not imported for this."""
+def test_triton_is_loaded_only_for_a_call_that_may_load_it_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that imports it when it is launched is followed all the same; a machine without it is no fault."""
     monkeypatch.delitem(sys.modules, "triton.knobs", raising=False)
-    with triton_launches() as seen:
+    with triton_launches(load=False) as seen:
+        assert seen is None
+    hooks: set[object] = set()
+    made = ModuleType("triton.knobs")
+    made.__dict__["runtime"] = SimpleNamespace(launch_exit_hook=hooks)
+
+    def load(name: str) -> None:
+        monkeypatch.setitem(sys.modules, name, made)
+
+    monkeypatch.setattr(process_module.importlib, "import_module", load)
+    with triton_launches(load=True) as seen:
+        assert (seen, len(hooks)) == ({}, 1)
+    assert not hooks
+    monkeypatch.delitem(sys.modules, "triton.knobs")
+
+    def missing(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr(process_module.importlib, "import_module", missing)
+    with triton_launches(load=True) as seen:
         assert seen is None
 
 

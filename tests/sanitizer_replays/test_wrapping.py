@@ -9,6 +9,7 @@ import inspect
 import math
 import pickle
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -353,6 +354,19 @@ def test_an_operator_is_overridden_and_given_back(library: Any) -> None:
     override.remove()
     torch.ops.hook_test.scale_(x)
     assert calls.count == 2
+
+
+def test_an_override_is_not_counted_among_what_python_registered() -> None:
+    """A strict registration, torch 2.11's default, is refused where Python registered before, and ours is no such."""
+    override = OpOverride("aten::erfinv", Calls())
+    assert override.install()
+    host = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        host.impl("erfinv", lambda x: x, "CPU", allow_override=False)
+    host._destroy()
+    override.remove()
+    assert torch.erfinv(torch.zeros(1)).item() == 0.0
 
 
 def test_gradients_go_through_an_overridden_operator_as_before() -> None:

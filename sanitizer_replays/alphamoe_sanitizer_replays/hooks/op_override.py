@@ -66,7 +66,10 @@ class OpOverride:
             library = torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch warns that a kernel is overridden, which is the purpose
-                library.impl(rest, _calling(kernel, self._tap), key, with_keyset=True)  # type: ignore[no-untyped-call]
+                # Not by ``library.impl``: its list of what Python registered would refuse this override, or a later
+                # registration of the host's (torch 2.11).
+                dispatcher: Any = library.m
+                dispatcher.impl(rest, key, _calling(kernel, self._tap), True)
             self._libraries[key] = library
             added = True
         if added and self.module is None:

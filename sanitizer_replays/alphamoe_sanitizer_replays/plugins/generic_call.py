@@ -50,6 +50,7 @@ class GenericCall:
     """A replay plug-in for any callable; subclasses say how it is found."""
 
     name = "generic"
+    launches_others: Literal[True] = True
 
     def find(self, capture: Capture) -> Callable[..., Any]:
         """Give what is called; raises AlphaMoEError where it is not there."""

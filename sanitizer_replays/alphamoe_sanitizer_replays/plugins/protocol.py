@@ -2,7 +2,7 @@
 
 A plug-in launches one kind of call again from a capture. Its methods run on both sides: ``variants``, ``materialise``
 and ``check`` in the parent, which may use any tensor operator; ``prepare`` and what it returns in the replay process,
-which may run under a tool and therefore must launch nothing but the target.
+which may run under a tool and therefore must launch nothing but the target, or say :class:`LaunchesOthers`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, cast, runtime_checkable
 
 from alphamoe_tracers.errors import UsageError
 
@@ -105,6 +105,13 @@ class ReplayPlugin(Protocol):
 
     def check(self, stored: StoredCapture, tensors: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> OutputCheck:
         """Compare a replay's outputs with the captured ones, by the kernel's own tolerance. In the parent."""
+
+
+@runtime_checkable
+class LaunchesOthers(Protocol):
+    """A plug-in whose call may launch kernels besides the target, which the target may read from."""
+
+    launches_others: Literal[True]
 
 
 @runtime_checkable

@@ -14,6 +14,7 @@ from alphamoe_sanitizer_replays.captures.tensors import bytes_of, save_tensors, 
 from alphamoe_sanitizer_replays.plugins.protocol import (
     CompiledAhead,
     CompilesAhead,
+    LaunchesOthers,
     ReplayPlugin,
     Validates,
     find_plugin,
@@ -26,6 +27,7 @@ from alphamoe_tracers.errors import AlphaMoEError, EvidenceError, UsageError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from alphamoe_sanitizer_replays.captures.records import Capture
     from alphamoe_sanitizer_replays.captures.store import StoredCapture
 
 
@@ -205,13 +207,22 @@ def run_replay(
             job.argv,
             tool_path=tool_path,
             folder=folder,
-            symbols=inputs.stored.capture.symbols,
+            symbols=watched_symbols(tool, inputs.plugin, inputs.stored.capture),
             timeout_s=timeout_s,
             result_file=job.result,
             relative_to=relative_to,
             variant=variant,
         )
     return run, check_outputs(inputs, job, run.result)
+
+
+def watched_symbols(tool: Tool, plugin: ReplayPlugin, capture: Capture) -> tuple[str, ...]:
+    """Give the kernels that a tool is told to watch; empty: every kernel.
+
+    initcheck takes what a kernel wrote that it does not watch for unwritten, so it watches every kernel of a call that
+    launches others.
+    """
+    return () if tool == "initcheck" and isinstance(plugin, LaunchesOthers) else capture.symbols
 
 
 def check_outputs(inputs: ReplayInputs, job: ReplayJob, result: ReplayResult | None) -> OutputCheck:

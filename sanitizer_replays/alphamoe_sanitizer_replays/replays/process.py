@@ -13,6 +13,7 @@ import time
 _FIRST_LINE_NS = time.time_ns()
 
 import contextlib
+import importlib
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -122,7 +123,7 @@ def _replay(spec: ReplaySpec, timings_s: dict[str, float]) -> ReplayResult:
     if spec.witness:
         refuse_tools(os.environ)
     started = time.perf_counter()
-    with triton_launches() as seen:
+    with triton_launches(load=prepared.launches is None) as seen:
         witnessed = _witnessed(prepared, device) if spec.witness else None
         if not spec.witness:
             _launch(prepared, device)
@@ -150,11 +151,17 @@ def _replay(spec: ReplaySpec, timings_s: dict[str, float]) -> ReplayResult:
 
 
 @contextlib.contextmanager
-def triton_launches() -> Iterator[dict[str, int] | None]:
+def triton_launches(load: bool) -> Iterator[dict[str, int] | None]:
     """Count the launches that Triton itself tells of, by kernel: no collector, so it may look under a tool.
 
     Gives null where Triton is not loaded, or has no such hook.
+
+    Args:
+        load: load it, where it is installed: a call may do so only when it is launched.
     """
+    if load:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("triton.knobs")
     runtime = getattr(sys.modules.get("triton.knobs"), "runtime", None)
     hooks: Any = getattr(runtime, "launch_exit_hook", None)
     if not hasattr(hooks, "add") or not hasattr(hooks, "remove"):
