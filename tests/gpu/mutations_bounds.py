@@ -24,7 +24,7 @@ BOUNDS: tuple[Mutant, ...] = (
     mutant(
         "plan_read_capacity",
         PLAN,
-        "t64_w@ragged150 t64_w@one t32_c2@one",
+        "t64_w@one t32_c2@one t64_w@ragged150",
         ("kernel", "if (tid < TOKENS && first_block * BLOCK_M + tid < plan_blocks * BLOCK_M)", "if (tid < TOKENS)"),
     ),
     mutant(

@@ -151,7 +151,7 @@ SYNCHRONISATION: tuple[Mutant, ...] = (
     mutant(
         "staging_sync_half_warp",
         WARP,
-        "t8_c8@ragged3 t8_c8@decode",
+        "t8_c8@decode t8_c8@ragged3",
         (
             "kernel",
             "packed);\n                    __syncwarp();",
