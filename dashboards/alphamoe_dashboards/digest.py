@@ -13,7 +13,7 @@ import numpy as np
 
 from alphamoe_dashboards.columns import MISSING, Array, Columns, Strings, concat
 from alphamoe_dashboards.rank_digest import RankDigest, digest, digest_rank
-from alphamoe_dashboards.run_facts import read_facts
+from alphamoe_dashboards.run_facts import read_facts, work_table
 from alphamoe_dashboards.sampling import Sample, choose_steps
 from alphamoe_dashboards.verdict_facts import witness_facts
 from alphamoe_profiler.bundle import RunBundle
@@ -69,7 +69,8 @@ def digest_run(path: Path, strings: Strings | None = None, clusters: bool = Fals
     parts, (verdict, problems) = _digested(bundle, sample, clusters, total, told)
     result = RunDigest(path, {}, strings or Strings())
     merge(result, parts)
-    result.facts = read_facts(bundle, parts, result)
+    result.tables["work"] = work_table(bundle, result.strings)
+    result.facts = read_facts(bundle, parts)
     result.facts["problems"] = [*problems, *result.facts["problems"]]
     result.facts["verdicts"] = [*result.facts.pop("reports"), verdict]
     shown = len(result.tables["kernels"]["start"])

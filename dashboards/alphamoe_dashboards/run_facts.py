@@ -9,14 +9,13 @@ import msgspec
 import numpy as np
 
 from alphamoe_dashboards.cards import card_of, moe_work
-from alphamoe_dashboards.columns import Columns
+from alphamoe_dashboards.columns import Columns, Strings
 from alphamoe_dashboards.verdict_facts import report_facts
 from alphamoe_profiler.rank_skew import compare_ranks, skew_document
 from alphamoe_profiler.windows import readable_rank_file
 from alphamoe_tracers.errors import EvidenceError
 
 if TYPE_CHECKING:
-    from alphamoe_dashboards.digest import RunDigest
     from alphamoe_dashboards.rank_digest import RankDigest
     from alphamoe_profiler.bundle import RequestRecord, RunBundle
 
@@ -36,15 +35,14 @@ _VERSIONS = (
 )
 
 
-def read_facts(bundle: RunBundle, parts: list[RankDigest], digested: RunDigest) -> dict[str, Any]:
-    """Return the facts of one run as plain data, and add the ``work`` table (operations and bytes of a launch)."""
+def read_facts(bundle: RunBundle, parts: list[RankDigest]) -> dict[str, Any]:
+    """Return the facts of one run as plain data."""
     run = bundle.run
     gates, sanitizers, problems = report_facts(bundle.path / "reports", run.run_id)
     ranks = [_rank(bundle, part) for part in parts]
     names = [gpu.name for gpu in run.gpus] + [str(rank["gpu_name"]) for rank in ranks if rank["gpu_name"]]
     gpu = next((name for name in [*(str(r["gpu_name"]) for r in ranks if r["gpu_name"]), *names]), None)
     card = card_of(gpu)
-    digested.tables["work"] = _work(bundle, digested)
     facts: dict[str, Any] = {
         "name": bundle.path.resolve().name,
         "run_id": run.run_id,
@@ -62,7 +60,7 @@ def read_facts(bundle: RunBundle, parts: list[RankDigest], digested: RunDigest) 
         "reports": gates,
         "sanitizer": sanitizers,
     }
-    facts["missing"] = _missing(bundle, facts, digested)
+    facts["missing"] = _missing(bundle, facts, parts)
     return facts
 
 
@@ -168,8 +166,8 @@ def _m_from(bundle: RunBundle, parts: list[RankDigest]) -> str:
     return "dispatch M by step annotation"
 
 
-def _work(bundle: RunBundle, digested: RunDigest) -> Columns:
-    """Return operations and least bytes of one launch: base (text), M, flop, bytes, experts."""
+def work_table(bundle: RunBundle, strings: Strings) -> Columns:
+    """Return operations and least bytes of one launch: base (added to ``strings``), M, flop, bytes, experts."""
     rows: dict[tuple[str, int], tuple[float, float, float]] = {}
     seen: set[int] = set()
     quantization = bundle.run.geometry.quantization if bundle.run.geometry else "fp8_w8a8"
@@ -185,7 +183,7 @@ def _work(bundle: RunBundle, digested: RunDigest) -> Columns:
                 work = moe_work(item.M, item.E, item.H, item.I_local, item.top_k)
                 rows[item.symbol, item.M] = (work.flop / same, work.bytes / same, work.experts)
     return {
-        "base": digested.strings.column(symbol for symbol, _ in rows),
+        "base": strings.column(symbol for symbol, _ in rows),
         "M": np.array([m for _, m in rows], np.int64),
         "flop": np.array([row[0] for row in rows.values()], np.float64),
         "bytes": np.array([row[1] for row in rows.values()], np.float64),
@@ -193,7 +191,7 @@ def _work(bundle: RunBundle, digested: RunDigest) -> Columns:
     }
 
 
-def _missing(bundle: RunBundle, facts: dict[str, Any], digested: RunDigest) -> list[list[str]]:
+def _missing(bundle: RunBundle, facts: dict[str, Any], parts: list[RankDigest]) -> list[list[str]]:
     """Say what this page cannot show and which command records it: [view, what is missing, command or ""]."""
     run = bundle.run
     here = shlex.quote(str(bundle.path))
@@ -210,7 +208,7 @@ def _missing(bundle: RunBundle, facts: dict[str, Any], digested: RunDigest) -> l
     if not any(rank["receipts"] for rank in facts["ranks"]):
         why = "Imported traces hold no receipts" if run.kind == "imported" else "No receipts were written"
         rows.append(["matrix", f"{why}: witnesses cannot be compared with what was dispatched.", again])
-    if not (digested.tables["steps"]["step"] >= 0).any():
+    if not any((part.tables["steps"]["step"] >= 0).any() for part in parts):
         rows.append(["timeline", "No kernel is attributed to a step.", again])
     if not facts["requests"]:
         rows.append(["requests", "No request bodies were recorded.", again])
