@@ -260,7 +260,7 @@ class _Gate:
         if finding.verdict is Verdict.PASS or (seen.kernels and finding.verdict is not Verdict.FAIL):
             bound = self._conditional(placed)
             more = counted_finding(self.evidence, where, seen, rule, placed.selector, bound)
-            finding = _joined([finding, *more])
+            finding = _joined([self._settled(where, own) for own in (finding, *more)])
         return self._cell(where, finding, "kernels", seen)
 
     def _forbid(self, placed: PlacedRule) -> None:
@@ -268,7 +268,7 @@ class _Gate:
         cells = []
         for where in wheres:
             seen = look(self.evidence, placed.selector, where, False)
-            found = forbidden_finding(self.evidence, where, seen, placed.selector.told)
+            found = forbidden_finding(self.evidence, where, seen, self._told(placed, where, seen))
             cells.append(self._cell(where, found, "kernels", seen))
         if placed.rule.executions is None:
             cells += self._elsewhere(placed, wheres)
@@ -286,11 +286,19 @@ class _Gate:
             inside = sum(look(self.evidence, placed.selector, where, False).kernels for where in own)
             count = seen.kernels - inside
             if count > 0:
-                ran = f"forbidden {placed.selector.told} ran {count} times in the window"
+                ran = f"forbidden {self._told(placed, everywhere, seen)} ran {count} times in the window"
                 text = f"{ran} (in no execution that was asked for)"
                 found = Finding(Verdict.FAIL, text, count, must_be_seen=False)
                 cells.append(self._cell(everywhere, found, "kernels", seen))
         return cells
+
+    def _told(self, placed: PlacedRule, where: Where, seen: Seen) -> str:
+        """Tell a symbol, and where it is an expression or a class the kernels that are behind it."""
+        if placed.selector.match not in ("regex", "class") or not seen.kernels:
+            return placed.told
+        names = self.evidence.kernels[where.rank].frame.loc[seen.mask, "base"].astype(str).unique().tolist()
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        return f"{placed.told} ({', '.join(sorted(names)[:3])}{more})"
 
     def _dispatch(self, placed: PlacedRule) -> None:
         rule = placed.rule
@@ -317,11 +325,16 @@ class _Gate:
         return next((rank for rank in self.bundle.ranks if f"rank {rank}:" in reason), 0)
 
     def _cell(self, where: Where, finding: Finding, table: str, seen: Seen | None = None) -> GateCell:
-        settled = None
-        if finding.verdict is Verdict.INCONCLUSIVE:
-            settled = settled_by(self.evidence, where, finding.reason)
+        finding = self._settled(where, finding)
         first = seen.first if seen is not None else None
-        return GateCell(0, where.rank, where.execution, finding, self._file(table, where.rank), first, settled)
+        file = self._file(table, where.rank)
+        return GateCell(0, where.rank, where.execution, finding, file, first, finding.settled_by)
+
+    def _settled(self, where: Where, finding: Finding) -> Finding:
+        """Say which recording would settle what is INCONCLUSIVE, where the finding does not say so itself."""
+        if finding.verdict is not Verdict.INCONCLUSIVE or finding.settled_by is not None:
+            return finding
+        return replace(finding, settled_by=settled_by(self.evidence, where, finding.reason))
 
     def _file(self, table: str, rank: int) -> str:
         suffix = ".jsonl" if table in ("modules", "receipts", "dispatch_log") else ""
@@ -353,7 +366,8 @@ def _joined(findings: list[Finding]) -> Finding:
     verdict = worst(finding.verdict for finding in findings)
     own = [finding for finding in findings if finding.verdict is verdict]
     kernels = max(finding.witnesses for finding in findings)
-    return Finding(verdict, "; ".join(dict.fromkeys(f.reason for f in own if f.reason)), kernels)
+    settled = "; ".join(dict.fromkeys(f.settled_by for f in own if f.settled_by)) or None
+    return Finding(verdict, "; ".join(dict.fromkeys(f.reason for f in own if f.reason)), kernels, settled_by=settled)
 
 
 def _covers(gap: KnownGap, cell: GateCell) -> bool:

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 _HOW_TO_EXERCISE = {
     "eager": "serve a request eagerly: --executions eager",
-    "prefill_graph_replay": "a prompt that fits a captured prefill size would exercise it: --cuda-graph-bs-prefill",
-    "decode_graph_replay": "more than one new token would exercise it: --max-new-tokens, --executions",
+    "prefill_graph_replay": "a prompt that fits a captured prefill size would exercise it: --executions, "
+    "--cuda-graph-bs-prefill",
+    "decode_graph_replay": "more than one new token, in a batch that fits a captured decode size, would exercise it: "
+    "--executions, --max-new-tokens, --cuda-graph-bs-decode",
 }
 _IN_A_TRACE = "no {what} in the imported trace; profile a window that serves such steps"
 
@@ -205,6 +207,27 @@ def not_exercised(evidence: Evidence, where: Where) -> str:
     if where.execution is None:
         return "not exercised; no receipt of a step that counts: serve a request"
     return f"not exercised; {_HOW_TO_EXERCISE[where.execution]}"
+
+
+def how_to_serve(evidence: Evidence, where: Where, padded: bool) -> str:
+    """Say what would exercise an M that was not served: a prompt sets that of a prefill, the number of them a decode's.
+
+    Args:
+        evidence: of the run.
+        where: rank and execution that lack it.
+        padded: a graph's padding counts (any M), or does not (real tokens).
+    """
+    prefill, decode = "a prompt of that many tokens", "that many prompts decoded in one batch"
+    if evidence.bundle.run.kind == "imported":
+        ways = {"prefill_graph_replay": prefill, "decode_graph_replay": decode}
+        return f"a trace of rank {where.rank} with {ways.get(where.execution or '', f'{prefill}, or {decode}')}"
+    prefill += " (--prompt)"
+    decode += " (a --prompt each, --max-new-tokens 2 or more; a run has one such batch)"
+    if where.execution == "prefill_graph_replay":
+        return f"{prefill}{', or a shorter one padded to it: --cuda-graph-bs-prefill' if padded else ''}"
+    if where.execution == "decode_graph_replay":
+        return f"{decode}{', or fewer padded to it: --cuda-graph-bs-decode' if padded else ''}"
+    return f"{prefill}, or {decode}"
 
 
 def submissions_of(evidence: Evidence, where: Where, selector: Selector) -> int:

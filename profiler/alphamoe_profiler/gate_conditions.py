@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from alphamoe_profiler.gate_cells import Seen, Where, complete, exercised, failures, not_exercised, submissions_of
+from alphamoe_profiler.gate_cells import (
+    Seen,
+    Where,
+    complete,
+    exercised,
+    failures,
+    how_to_serve,
+    not_exercised,
+    submissions_of,
+)
 from alphamoe_profiler.m_buckets import fold
 from alphamoe_profiler.policy import DispatchRule, MSet, RequireRule
 from alphamoe_profiler.policy_match import Selector
@@ -63,15 +72,14 @@ def counted_finding(
     if rule.equals_receipts:
         found.append(_equals_receipts(evidence, where, seen, selector, bound))
     if rule.M is not None:
-        found.append(_m_set(evidence, where, seen, rule.M))
+        found.append(_m_set(evidence, where, seen, rule.M, bound))
     return found
 
 
 def _too_few(evidence: Evidence, where: Where, text: str, seen: Seen, bound: bool) -> Finding:
     """Judge a count that is too low: a contradiction only where nothing can be missing."""
     if bound:
-        told = text if "at least" in text else f"at least {text}"
-        return Finding(Verdict.INCONCLUSIVE, f"{told}: counts in conditional graphs are lower bounds", seen.kernels)
+        return Finding(Verdict.INCONCLUSIVE, f"{text}: counts in conditional graphs are lower bounds", seen.kernels)
     if seen.hidden:
         told = f"{text}, but {seen.hidden} kernels have no known name, or one that a tool cut, and may be it"
         return Finding(Verdict.INCONCLUSIVE, told, seen.kernels)
@@ -171,18 +179,23 @@ def _equals_receipts(evidence: Evidence, where: Where, seen: Seen, selector: Sel
     return Finding(Verdict.PASS, "", seen.kernels)
 
 
-def _m_set(evidence: Evidence, where: Where, seen: Seen, asked: MSet) -> Finding:
+def _m_set(evidence: Evidence, where: Where, seen: Seen, asked: MSet, bound: bool) -> Finding:
     if asked.of != "kernel":
         return m_of_dispatch(evidence, where, asked, None, seen.kernels)
     frame = evidence.kernels[where.rank].frame
     values = frame.loc[seen.mask, "kernel_M"]
     unknown = int(values.isna().sum())
     observed = {int(value) for value in values.dropna().unique()}
-    dispatched = {item.M for receipt in _receipts(evidence, where) for item in receipt.kernels}
-    found = judge_set(asked, observed, dispatched, "kernel M", seen.kernels)
-    if found.verdict is Verdict.PASS and unknown:
+    found = _strangers(asked, observed, seen.kernels)
+    if found is not None:
+        return found
+    if unknown:
         return Finding(Verdict.INCONCLUSIVE, f"{unknown} of {seen.kernels} kernels have no known M", seen.kernels)
-    return found
+    dispatched = {item.M for receipt in _receipts(evidence, where) for item in receipt.kernels}
+    absent = _lacking(asked, observed) & dispatched
+    if absent:
+        return _too_few(evidence, where, f"kernel M {fold(absent)} was dispatched and never witnessed", seen, bound)
+    return _set_found(evidence, where, asked, observed, seen.kernels)
 
 
 def m_of_dispatch(evidence: Evidence, where: Where, asked: MSet, kernel: str | None, witnesses: int) -> Finding:
@@ -200,33 +213,47 @@ def m_of_dispatch(evidence: Evidence, where: Where, asked: MSet, kernel: str | N
         observed = {value for r in records if (value := getattr(r, name)) is not None}
     if not observed:
         return Finding(Verdict.INCONCLUSIVE, f"no {asked.of} M was recorded there", witnesses)
-    return judge_set(asked, observed, set(), f"{asked.of} M" if name == "M" else "real tokens", witnesses, True)
+    found = _strangers(asked, observed, witnesses)
+    return found if found is not None else _set_found(evidence, where, asked, observed, witnesses)
 
 
-def judge_set(
-    asked: MSet, observed: set[int], dispatched: set[int], what: str, witnesses: int, by_dispatch: bool = False
-) -> Finding:
-    """Compare an observed set with what is asked: a stranger is FAIL, a lacking one only where it was dispatched.
+def _what(asked: MSet) -> str:
+    return "real tokens" if asked.of == "real_tokens" else f"{asked.of} M"
 
-    A value that nothing says was dispatched was not exercised, which is not absence.
-    """
+
+def _lacking(asked: MSet, observed: set[int]) -> set[int]:
+    return {*(asked.exact or ()), *(asked.at_least or ())} - observed
+
+
+def _strangers(asked: MSet, observed: set[int], witnesses: int) -> Finding | None:
+    """Judge values that were observed and are not allowed; None where there is none."""
     strangers = set(observed) - set(asked.exact) if asked.exact is not None else set()
     if asked.within is not None:
         ranges = asked.within
         strangers |= {value for value in observed if not any(low <= value <= high for low, high in ranges)}
-    if strangers:
-        return Finding(Verdict.FAIL, f"{what} {fold(strangers)} is not in the set that is allowed", witnesses)
-    lacking = ({*(asked.exact or ()), *(asked.at_least or ())}) - observed
-    if lacking & dispatched:
-        return Finding(
-            Verdict.FAIL, f"{what} {fold(lacking & dispatched)} was dispatched and never witnessed", witnesses
-        )
+    if not strangers:
+        return None
+    told = f"{_what(asked)} {fold(strangers)} is not in the set that is allowed: {_allowed(asked)}"
+    return Finding(Verdict.FAIL, told, witnesses)
+
+
+def _set_found(evidence: Evidence, where: Where, asked: MSet, observed: set[int], witnesses: int) -> Finding:
+    """Judge an allowed set: a value that nothing says was dispatched was not exercised, which is not absence."""
+    lacking = _lacking(asked, observed)
     if lacking:
-        return Finding(Verdict.INCONCLUSIVE, f"{what} {fold(lacking)} was not exercised; serve such sizes", witnesses)
-    if not witnesses and not by_dispatch:
-        return Finding(Verdict.INCONCLUSIVE, f"no {what} was witnessed")
+        way = how_to_serve(evidence, where, asked.of != "real_tokens")
+        told = f"{_what(asked)} {fold(lacking)} was not exercised"
+        return Finding(Verdict.INCONCLUSIVE, told, witnesses, settled_by=way)
     # Dispatch evidence is no witness: its PASS is about the set, not about presence.
     return Finding(Verdict.PASS, "", witnesses, must_be_seen=witnesses > 0)
+
+
+def _allowed(asked: MSet) -> str:
+    """Write the values that a set allows."""
+    exact = None if asked.exact is None else fold(asked.exact) or "none"
+    ranges = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in asked.within or ())
+    within = None if asked.within is None else ranges or "none"
+    return " within ".join(part for part in (exact, within) if part is not None)
 
 
 def dispatch_finding(evidence: Evidence, where: Where, rule: DispatchRule) -> Finding:

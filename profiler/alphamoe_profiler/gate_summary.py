@@ -69,7 +69,7 @@ def notes_of(
         if rule.table == "require" and not full:
             near = difflib.get_close_matches(rule.selector.symbol, names, n=3, cutoff=0.5)
             told = f"; nearest: {', '.join(near)}" if near else ""
-            notes.append(f"{rule.selector.told} matches no kernel on any rank{told}")
+            notes.append(f"{rule.told} matches no kernel on any rank{told}")
         if rule.selector.match in ("base", "triton") and len(full) > 1:
             shown = ", ".join(full[:3]) + (f" and {len(full) - 3} more" if len(full) > 3 else "")
             notes.append(f"{rule.selector.told} is ambiguous: {len(full)} full names have this base name ({shown})")

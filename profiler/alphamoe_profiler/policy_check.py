@@ -23,6 +23,8 @@ class PlacedRule:
     selector: Selector
     line: int
     path: str | None
+    told: str
+    """The symbol as readers are told it: by the rule's name where it has one, else by the selector's."""
     title: str
 
 
@@ -48,11 +50,11 @@ def placed_rules(policies: tuple[PlacedPolicy, ...]) -> list[PlacedRule]:
                     selector = Selector(symbol, rule.match, policy.classes)
                     told = rule.name if rule.name and len(symbols) == 1 else selector.told
                     title = told if table == "require" else f"no {told}"
-                    found.append(PlacedRule(table, rule, selector, placed.line(table, index), placed.path, title))
+                    found.append(PlacedRule(table, rule, selector, placed.line(table, index), placed.path, told, title))
         for index, dispatch in enumerate(policy.dispatch):
-            selector = Selector(dispatch.kernel or "any operator", "base")
-            title = dispatch.name or f"dispatch of {dispatch.kernel or 'any operator'}"
-            found.append(PlacedRule("dispatch", dispatch, selector, placed.line("dispatch", index), placed.path, title))
+            told = dispatch.kernel or "any operator"
+            title, line = dispatch.name or f"dispatch of {told}", placed.line("dispatch", index)
+            found.append(PlacedRule("dispatch", dispatch, Selector(told, "base"), line, placed.path, told, title))
     return found
 
 

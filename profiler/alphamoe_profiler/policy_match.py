@@ -35,6 +35,8 @@ class Selector:
     @property
     def told(self) -> str:
         """Name it with its match kind where that is not the usual one."""
+        if self.match == "regex":
+            return f"/{self.symbol}/"
         return self.symbol if self.match == "base" else f"{self.symbol} ({self.match})"
 
     @property

@@ -44,6 +44,8 @@ class Finding:
     """GPU records that count for this question: inside the window, purpose ``witness``."""
     must_be_seen: bool = True
     """False for a question about something that must not be there."""
+    settled_by: str | None = None
+    """Of an INCONCLUSIVE: which recording would settle it, where the judge of this question knows best."""
 
     def __post_init__(self) -> None:
         """Refuse the states that would let silence read as success.
