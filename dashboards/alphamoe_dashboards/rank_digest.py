@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from alphamoe_dashboards.coder import Coder
 from alphamoe_dashboards.columns import MISSING, Array, Columns
 from alphamoe_dashboards.evidence_cells import bucket_cells
 from alphamoe_dashboards.histograms import Ints, sparse
@@ -67,8 +68,8 @@ def digest(bundle: RunBundle, rank: int, sample: Sample, with_clusters: bool = F
     own = attribute(bundle, rank)
     own.check()
     frame = own.frame
-    result = RankDigest(rank, marks=rank_marks(own))
-    coder = Coder(result, frame)
+    coder = Coder(frame)
+    result = RankDigest(rank, coder.texts, coder.symbols, marks=rank_marks(own))
     steps = step_tables(bundle, rank, own, coder)
     coded = _coded(frame, coder, steps)
     proof = prove_window(bundle, rank, frame)
@@ -84,46 +85,6 @@ def digest(bundle: RunBundle, rank: int, sample: Sample, with_clusters: bool = F
         result.tables["clusters"] = clusters(coded)
     result.facts = _facts(own, proof.failures("decode_graph_replay"), proof.cut) | {"shapes_left_out": left_out}
     return result
-
-
-class Coder:
-    """Codes of texts and symbols of one rank."""
-
-    def __init__(self, target: RankDigest, frame: pd.DataFrame) -> None:
-        self._target = target
-        self._index: dict[str, int] = {}
-        self.symbol = self._symbols(frame)
-        """[n] index into ``symbols`` of each kernel."""
-
-    def text(self, text: str | None) -> int:
-        """Return the code of a text, MISSING for null."""
-        if text is None:
-            return MISSING
-        if text not in self._index:
-            self._index[text] = len(self._target.texts)
-            self._target.texts.append(text)
-        return self._index[text]
-
-    def category(self, values: pd.Series) -> Ints:
-        """Return [n] the codes of a categorical column."""
-        names = np.array([self.text(str(name)) for name in values.cat.categories], np.int64)
-        codes = values.cat.codes.to_numpy()
-        found = names[codes] if len(names) else np.full(len(codes), MISSING, np.int64)
-        return np.asarray(np.where(codes >= 0, found, MISSING), np.int64)
-
-    def _symbols(self, frame: pd.DataFrame) -> Ints:
-        codes = [frame[name].cat.codes.to_numpy().astype(np.int64) for name in ("full", "base", "class")]
-        sizes = [len(frame[name].cat.categories) + 1 for name in ("full", "base", "class")]
-        key = ((codes[0] + 1) * sizes[1] + codes[1] + 1) * sizes[2] + codes[2] + 1
-        known, inverse = np.unique(key, return_inverse=True)
-        names = [[None, *frame[name].cat.categories.tolist()] for name in ("full", "base", "class")]
-        for value in known.tolist():
-            full = names[0][value // (sizes[1] * sizes[2])]
-            base = names[1][value // sizes[2] % sizes[1]]
-            kind = names[2][value % sizes[2]]
-            unknown = "(symbol unknown)"
-            self._target.symbols.append((full or base or unknown, base or full or unknown, kind))
-        return np.asarray(inverse.reshape(-1), np.int64)
 
 
 def integers(values: pd.Series) -> Ints:

@@ -12,7 +12,7 @@ from alphamoe_dashboards.columns import MISSING, Array, Columns
 from alphamoe_tracers.columns import column, texts
 
 if TYPE_CHECKING:
-    from alphamoe_dashboards.rank_digest import Coder
+    from alphamoe_dashboards.coder import Coder
     from alphamoe_profiler.attribution import AttributedKernels
     from alphamoe_profiler.bundle import RunBundle
     from alphamoe_tracers.records import Receipt
