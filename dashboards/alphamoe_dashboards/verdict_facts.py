@@ -11,7 +11,7 @@ from alphamoe_profiler.bundle import RunBundle
 from alphamoe_tracers.errors import AlphaMoEError
 
 if TYPE_CHECKING:
-    from alphamoe_profiler.witness import WitnessSummary
+    from alphamoe_profiler.witness_records import WitnessSummary
 
 NARROW_FROM = 600_000
 MAX_REPORT_BYTES = 16 << 20

@@ -12,7 +12,7 @@ from alphamoe_profiler.integrity import Check, integrity_checks
 from alphamoe_profiler.m_buckets import DiscreteSet, MBuckets, witness_mask
 from alphamoe_profiler.verdicts import Verdict, worst
 from alphamoe_profiler.windows import readable_rank_file
-from alphamoe_profiler.witness import WitnessSummary
+from alphamoe_profiler.witness_records import WitnessSummary
 from alphamoe_tracers.errors import EvidenceError
 from alphamoe_tracers.records import EXECUTIONS
 from alphamoe_tracers.sglang_log import LoggedLine

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from alphamoe_profiler.evidence import Evidence, gather, moe_counts
+from alphamoe_profiler.import_summary import imported_buckets, symbols_by_bucket, symbols_by_rank
 from alphamoe_profiler.m_buckets import MBuckets, buckets, witness_mask
 from alphamoe_profiler.rank_skew import RankSkew, compare_ranks, rank_marks
 from alphamoe_profiler.run_records import MemorySnapshot, RequestRecord, RunInfo
 from alphamoe_profiler.verdicts import Verdict
 from alphamoe_profiler.windows import readable_rank_file
-from alphamoe_profiler.witness import WitnessSummary, summarise
+from alphamoe_profiler.witness import summarise
+from alphamoe_profiler.witness_records import WitnessSummary
 from alphamoe_tracers.errors import EvidenceError
 
 if TYPE_CHECKING:
@@ -132,15 +134,11 @@ def inspect_run(bundle: RunBundle) -> RunReport:
 def _imported(evidence: Evidence) -> dict[str, pd.DataFrame]:
     if evidence.bundle.run.kind != "imported":
         return {}
-    from alphamoe_profiler.import_summary import symbols_by_bucket, symbols_by_rank
-
     return {"ran": symbols_by_rank(evidence.frames), "by_bucket": symbols_by_bucket(evidence.frames)}
 
 
 def _m_buckets(evidence: Evidence) -> list[MBuckets]:
     if evidence.bundle.run.kind == "imported":
-        from alphamoe_profiler.import_summary import imported_buckets
-
         return imported_buckets(evidence)
     return buckets(evidence.receipts, evidence.frames)
 

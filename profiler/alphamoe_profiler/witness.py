@@ -6,69 +6,23 @@ One cell for each (rank, execution, symbol) and one check for each way in which 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from alphamoe_profiler.evidence import Evidence, Identity, counted_as_real, gather, identities, ranks_told
 from alphamoe_profiler.gate_cells import Where, forbidden_finding, look, required_finding, submissions_of
+from alphamoe_profiler.import_summary import imported_summary
 from alphamoe_profiler.integrity import Check, integrity_checks
 from alphamoe_profiler.launch_check import RULED_SYMBOL
 from alphamoe_profiler.policy_match import Selector
 from alphamoe_profiler.run_identity import same_launch_rule
 from alphamoe_profiler.verdicts import Finding, Verdict, worst
 from alphamoe_profiler.windows import readable_rank_file
+from alphamoe_profiler.witness_records import Cell, WitnessSummary
 from alphamoe_tracers.errors import UsageError
 from alphamoe_tracers.records import Execution
 
 if TYPE_CHECKING:
     from alphamoe_profiler.bundle import RunBundle
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One symbol in one execution on one rank."""
-
-    rank: int
-    execution: Execution | None
-    """None: in no execution that was asked for (only of forbidden symbols)."""
-    symbol: str
-    required: bool
-    """False: forbidden."""
-    kernels: int
-    """GPU records that count. Shown also where the verdict is INCONCLUSIVE: presence survives damage."""
-    submissions: int
-    """What the receipts of witness steps submitted."""
-    finding: Finding
-
-
-@dataclass(frozen=True)
-class WitnessSummary:
-    """The judgement of one run."""
-
-    verdict: Verdict
-    reason: str
-    cells: tuple[Cell, ...]
-    checks: tuple[Check, ...]
-    identities: tuple[Identity, ...]
-    notes: tuple[str, ...]
-    """What a reader should know and no rule judges."""
-
-    def __post_init__(self) -> None:
-        """Refuse a summary that its parts do not carry.
-
-        Raises:
-            ValueError: the verdict is not the worst of the parts, or a PASS without a single witness.
-        """
-        parts = [cell.finding.verdict for cell in self.cells] + [check.verdict for check in self.checks]
-        if worst(parts) is not self.verdict:
-            raise ValueError(f"{self.verdict.value} is not the worst of {sorted({part.value for part in parts})}")
-        if self.verdict is Verdict.PASS and not self.witnesses:
-            raise ValueError("a PASS needs at least one witness")
-
-    @property
-    def witnesses(self) -> int:
-        """Kernels of required symbols that count."""
-        return sum(cell.kernels for cell in self.cells if cell.required)
 
 
 def summarise(bundle: RunBundle, evidence: Evidence | None = None) -> WitnessSummary:
@@ -90,8 +44,6 @@ def summarise(bundle: RunBundle, evidence: Evidence | None = None) -> WitnessSum
             raise
         return _config_error(str(error))
     if bundle.run.kind == "imported":
-        from alphamoe_profiler.import_summary import imported_summary
-
         return imported_summary(evidence)
     if not evidence.required:
         return _config_error(f"no symbol is required of backend {bundle.run.moe_runner_backend}")

@@ -13,7 +13,8 @@ from alphamoe_backend.experts.registry import ALPHAMOE_W8A8_SYMBOL, STOCK_SYMBOL
 from alphamoe_profiler.bundle import RunBundle
 from alphamoe_profiler.integrity import Check
 from alphamoe_profiler.verdicts import Verdict
-from alphamoe_profiler.witness import Cell, WitnessSummary, summarise
+from alphamoe_profiler.witness import summarise
+from alphamoe_profiler.witness_records import Cell, WitnessSummary
 
 OPEN, FAIL, PASS = Verdict.INCONCLUSIVE, Verdict.FAIL, Verdict.PASS
 

@@ -16,7 +16,8 @@ from alphamoe_profiler.bundle import RunBundle
 from alphamoe_profiler.integrity import Check
 from alphamoe_profiler.run_records import RankEnd
 from alphamoe_profiler.verdicts import Finding, Verdict, worst
-from alphamoe_profiler.witness import WitnessSummary, summarise
+from alphamoe_profiler.witness import summarise
+from alphamoe_profiler.witness_records import WitnessSummary
 from alphamoe_tracers.errors import UsageError
 
 

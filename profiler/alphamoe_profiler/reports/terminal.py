@@ -26,7 +26,7 @@ from alphamoe_profiler.printable import print_drawn, printable_line
 from alphamoe_profiler.reports.imported import imported_head, print_imported
 from alphamoe_profiler.reports.skew import print_skew
 from alphamoe_profiler.verdicts import Verdict, worst
-from alphamoe_profiler.witness import Cell
+from alphamoe_profiler.witness_records import Cell
 
 _STYLE = {
     Verdict.PASS: "bold green",
