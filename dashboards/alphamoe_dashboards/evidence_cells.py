@@ -11,7 +11,7 @@ from alphamoe_dashboards.columns import MISSING, Columns
 
 if TYPE_CHECKING:
     from alphamoe_dashboards.coder import Coder
-    from alphamoe_profiler.attribution import AttributedKernels
+    from alphamoe_profiler.attributed_kernels import AttributedKernels
     from alphamoe_profiler.bundle import RunBundle
     from alphamoe_profiler.windows import WindowProof
 

@@ -20,7 +20,7 @@ from alphamoe_dashboards.rank_steps import StepTables, step_tables
 from alphamoe_dashboards.sampling import Sample, own_steps
 
 if TYPE_CHECKING:
-    from alphamoe_profiler.attribution import AttributedKernels
+    from alphamoe_profiler.attributed_kernels import AttributedKernels
     from alphamoe_profiler.bundle import RunBundle
     from alphamoe_profiler.rank_skew import RankMarks
 

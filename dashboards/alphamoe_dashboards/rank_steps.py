@@ -13,7 +13,7 @@ from alphamoe_tracers.columns import column, texts
 
 if TYPE_CHECKING:
     from alphamoe_dashboards.coder import Coder
-    from alphamoe_profiler.attribution import AttributedKernels
+    from alphamoe_profiler.attributed_kernels import AttributedKernels
     from alphamoe_profiler.bundle import RunBundle
     from alphamoe_tracers.records import Receipt
 

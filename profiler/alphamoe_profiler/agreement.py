@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from alphamoe_profiler.attribution import AttributedKernels
+from alphamoe_profiler.attributed_kernels import AttributedKernels
 from alphamoe_profiler.submissions import submission_table
 from alphamoe_tracers.records import Receipt
 

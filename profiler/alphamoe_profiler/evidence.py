@@ -10,7 +10,8 @@ import pandas as pd
 
 from alphamoe_backend.experts.registry import forbidden_symbols, required_symbols
 from alphamoe_profiler.agreement import Agreement, compare
-from alphamoe_profiler.attribution import AttributedKernels, attribute
+from alphamoe_profiler.attributed_kernels import AttributedKernels
+from alphamoe_profiler.attribution import attribute
 from alphamoe_profiler.m_buckets import fold, witness_mask
 from alphamoe_profiler.windows import WindowProof, prove_window
 from alphamoe_tracers.errors import EvidenceError, UsageError

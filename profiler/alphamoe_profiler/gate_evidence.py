@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from alphamoe_profiler.agreement import Agreement, compare
-from alphamoe_profiler.attribution import AttributedKernels, attribute
+from alphamoe_profiler.attributed_kernels import AttributedKernels
+from alphamoe_profiler.attribution import attribute
 from alphamoe_profiler.evidence import Evidence, refuse_contradictions
 from alphamoe_profiler.launch_check import SHAPE_COLUMNS
 from alphamoe_profiler.windows import WindowProof, prove_window

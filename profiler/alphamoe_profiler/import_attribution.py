@@ -15,19 +15,18 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
-from alphamoe_profiler.attribution import (
+from alphamoe_profiler.attributed_kernels import (
     EARLY_KERNEL_TOLERANCE_NS,
     REASONS,
     AttributedKernels,
-    _add_paths,
-    _add_times,
-    _first_reason,
-    _Launches,
-    _Nodes,
-    _nullable,
-    _with_symbols,
+    add_paths,
+    add_times,
+    first_reason,
+    nullable,
+    with_symbols,
 )
 from alphamoe_profiler.import_records import PART_SHIFT, ImportedStep, ImportInfo
+from alphamoe_profiler.launch_rows import LaunchRows, NodeRows
 from alphamoe_profiler.range_paths import NONE, Ints, coded
 from alphamoe_profiler.windows import WindowBounds
 from alphamoe_tracers.columns import column
@@ -45,18 +44,18 @@ _GRAPH_EXECUTIONS = {"DECODE": "decode_graph_replay", "EXTEND": "prefill_graph_r
 def attribute_imported(bundle: RunBundle, rank: int) -> AttributedKernels:
     """Attribute every kernel of one imported rank.
 
-    The frame has the columns of :class:`~alphamoe_profiler.attribution.AttributedKernels` and ``bucket``. ``purpose``
-    is what the user stated of the traffic, or ``capture`` in a capture's step. ``dispatch_M`` is the padded size of the
-    step, or its real tokens where the kernel was launched eagerly (no graph, so no graph padding); ``kernel_M`` is
-    that too, because nothing else states it. Each is null where no annotation says it.
+    The frame has the columns of :class:`~alphamoe_profiler.attributed_kernels.AttributedKernels` and ``bucket``.
+    ``purpose`` is what the user stated of the traffic, or ``capture`` in a capture's step. ``dispatch_M`` is the padded
+    size of the step, or its real tokens where the kernel was launched eagerly (no graph, so no graph padding);
+    ``kernel_M`` is that too, because nothing else states it. Each is null where no annotation says it.
     """
     read = bundle.read_table("kernels", rank)
     kernels = read.table
     info = _info(bundle)
-    frame = _with_symbols(kernels, bundle.table("symbols", rank))
+    frame = with_symbols(kernels, bundle.table("symbols", rank))
     launch_table, ranges = bundle.table("launches", rank), bundle.table("ranges", rank)
-    launches = _Launches(launch_table, ranges, None)
-    nodes = _Nodes(bundle.table("graph_nodes", rank), ranges)
+    launches = LaunchRows(launch_table, ranges, None)
+    nodes = NodeRows(bundle.table("graph_nodes", rank), ranges)
     steps = StepTable(_steps(bundle, rank))
     launch = launches.rows(column(kernels, "process"), column(kernels, "correlation_id"))
     node = nodes.rows(column(kernels, "graph_node_id"))
@@ -66,9 +65,9 @@ def attribute_imported(bundle: RunBundle, rank: int) -> AttributedKernels:
     step = _taken(steps.rows_of(launch_table), launch)
 
     frame["api"] = launches.api(launch)
-    _add_paths(frame, graph & by_node.any, by_node, by_launch)
-    frame["step"] = _nullable(step)
-    frame["layer"] = _nullable(np.where(graph & (by_node.layer >= 0), by_node.layer, by_launch.layer))
+    add_paths(frame, graph & by_node.any, by_node, by_launch)
+    frame["step"] = nullable(step)
+    frame["layer"] = nullable(np.where(graph & (by_node.layer >= 0), by_node.layer, by_launch.layer))
     execution = steps.executions(step, graph, launch >= 0, info)
     frame["execution"] = coded(execution, list(EXECUTIONS))
     steps.add_columns(frame, step, execution, info)
@@ -76,7 +75,7 @@ def attribute_imported(bundle: RunBundle, rank: int) -> AttributedKernels:
     frame["kernel_M"] = frame["dispatch_M"]
     frame["graph"] = graph
     frame["bucket"] = _buckets(info, rank, column(kernels, "process"))
-    _add_times(frame)
+    add_times(frame)
     untimed = frame["untimed"].to_numpy()
     began = launches.start(launch)
     frame["early"] = (launch >= 0) & ~untimed & (frame["start_ns"].to_numpy() + EARLY_KERNEL_TOLERANCE_NS < began)
@@ -97,7 +96,7 @@ def attribute_imported(bundle: RunBundle, rank: int) -> AttributedKernels:
         "launch outside any range": ~by_launch.any & (step < 0),
         "launch outside any step": (step < 0) & bool(len(steps)),
     }
-    frame["reason"] = _first_reason(conditions, len(frame))
+    frame["reason"] = first_reason(conditions, len(frame))
     frame["shape_ok"] = pd.arrays.BooleanArray(none.copy(), ~none)
     counts = frame["reason"].value_counts()
     reasons = Counter({str(reason): int(count) for reason, count in counts.items() if count})
@@ -112,7 +111,7 @@ def exercised_executions(bundle: RunBundle, rank: int) -> dict[str, int]:
     info = _info(bundle)
     table = bundle.table("launches", rank)
     steps = StepTable(_steps(bundle, rank))
-    launches = _Launches(table, bundle.table("ranges", rank).slice(0, 0), None)
+    launches = LaunchRows(table, bundle.table("ranges", rank).slice(0, 0), None)
     rows = np.arange(table.num_rows, dtype=np.int64)
     start = column(table, "start_ns")
     inside = np.ones(len(rows), bool)
@@ -194,8 +193,8 @@ class StepTable:
         real = _looked_up(step, [_known(item.real_tokens) for item in self.steps], NONE)
         padded = _looked_up(step, [_known(item.padded) for item in self.steps], NONE)
         is_eager = execution == EXECUTIONS.index("eager")
-        frame["real_tokens"] = _nullable(real)
-        frame["dispatch_M"] = _nullable(np.where(padded >= 0, padded, np.where(is_eager, real, NONE)))
+        frame["real_tokens"] = nullable(real)
+        frame["dispatch_M"] = nullable(np.where(padded >= 0, padded, np.where(is_eager, real, NONE)))
 
 
 def _info(bundle: RunBundle) -> ImportInfo:

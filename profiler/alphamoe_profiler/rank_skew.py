@@ -20,7 +20,7 @@ from alphamoe_profiler.windows import readable_rank_file
 from alphamoe_tracers.records import EXECUTIONS
 
 if TYPE_CHECKING:
-    from alphamoe_profiler.attribution import AttributedKernels
+    from alphamoe_profiler.attributed_kernels import AttributedKernels
     from alphamoe_profiler.bundle import RunBundle
 
 Ints = npt.NDArray[np.int64]

@@ -14,7 +14,8 @@ import pytest
 from golden import RankContent, Row, Step
 
 from alphamoe_backend.experts.registry import ALPHAMOE_W8A8_SYMBOL, STOCK_SYMBOL
-from alphamoe_profiler.attribution import AttributedKernels, attribute
+from alphamoe_profiler.attributed_kernels import AttributedKernels
+from alphamoe_profiler.attribution import attribute
 from alphamoe_profiler.bundle import GpuInfo, RunBundle
 from alphamoe_profiler.range_paths import range_paths
 
