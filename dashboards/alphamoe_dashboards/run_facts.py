@@ -11,13 +11,12 @@ import numpy as np
 from alphamoe_dashboards.cards import card_of, moe_work
 from alphamoe_dashboards.columns import Columns, Strings
 from alphamoe_dashboards.verdict_facts import report_facts
+from alphamoe_profiler.bundle import RequestRecord, RunBundle, readable_rank_file
 from alphamoe_profiler.rank_skew import compare_ranks, skew_document
-from alphamoe_profiler.windows import readable_rank_file
 from alphamoe_tracers.errors import EvidenceError
 
 if TYPE_CHECKING:
     from alphamoe_dashboards.rank_digest import RankDigest
-    from alphamoe_profiler.bundle import RequestRecord, RunBundle
 
 _NOT_AGAIN = ("--out", "--force", "--json", "--no-collector", "--no-nvtx", "--no-receipts", "--inject-fault")
 PREVIEW = 600
@@ -132,7 +131,7 @@ def _rank(bundle: RunBundle, part: RankDigest) -> dict[str, Any]:
 def _requests(bundle: RunBundle) -> list[dict[str, Any]]:
     try:
         records = bundle.requests()
-    except EvidenceError:  # told by bundle.check()
+    except EvidenceError:  # told by bundle_check.check()
         return []
     return [_request(item) for item in records[:2000]]
 

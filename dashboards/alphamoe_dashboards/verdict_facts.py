@@ -30,10 +30,11 @@ def witness_facts(path: Path) -> tuple[dict[str, Any], list[str]]:
     Raises:
         UsageError: files of the bundle contradict each other.
     """
+    from alphamoe_profiler.bundle_check import check
     from alphamoe_profiler.witness import summarise
 
     bundle = _cheap(RunBundle.open(path))
-    return _plain(summarise(bundle)), bundle.check()
+    return _plain(summarise(bundle)), check(bundle)
 
 
 def _cheap(bundle: RunBundle) -> RunBundle:

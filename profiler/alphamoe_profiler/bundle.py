@@ -49,6 +49,7 @@ __all__ = [
     "RunInfo",
     "RunOutcome",
     "SourceRevision",
+    "readable_rank_file",
 ]
 
 
@@ -75,7 +76,8 @@ class RunBundle:
         self._tables: dict[tuple[str, int], TableRead] = {}
         self._receipts: dict[int, ReceiptFile] = {}
         self._rank_files: dict[int, RankFile | EvidenceError | None] = {}
-        self._problems: dict[int, list[str]] = {}
+        self.problems_by_rank: dict[int, list[str]] = {}
+        """What :func:`bundle_check.rank_problems` found, kept so that files are hashed once."""
 
     @classmethod
     def open(cls, path: Path | str) -> RunBundle:
@@ -245,25 +247,10 @@ class RunBundle:
         except OSError:
             return False
 
-    def contradictions(self) -> list[str]:
-        """Say which files contradict each other: such a bundle is a usage error and nothing of it is judged.
 
-        Two files for one rank, a name against its content, parts of another run, one rank under two names.
-        """
-        from alphamoe_profiler.bundle_check import contradictions
-
-        return contradictions(self)
-
-    def rank_problems(self, rank: int) -> list[str]:
-        """Say what is missing or damaged in one rank's files. What can be read is used all the same."""
-        from alphamoe_profiler.bundle_check import rank_problems
-
-        if self._rank_checked(rank) not in self._problems:
-            self._problems[rank] = rank_problems(self, rank)
-        return self._problems[rank]
-
-    def check(self) -> list[str]:
-        """Say everything that is wrong with this bundle, one sentence each, or nothing."""
-        from alphamoe_profiler.bundle_check import check
-
-        return check(self)
+def readable_rank_file(bundle: RunBundle, rank: int) -> RankFile | None:
+    """Return ranks/N.json where it is there and readable. :mod:`bundle_check` says what is wrong with it."""
+    try:
+        return bundle.rank_file(rank)
+    except EvidenceError:
+        return None

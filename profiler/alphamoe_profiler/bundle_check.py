@@ -6,35 +6,33 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
+from alphamoe_profiler.bundle import RunBundle, readable_rank_file
 from alphamoe_profiler.bundle_files import inside, rank_of_name, read_json, sha256_of
-from alphamoe_profiler.windows import readable_rank_file
 from alphamoe_tracers.columns import column
 from alphamoe_tracers.errors import AlphaMoEError, EvidenceError, UsageError
 from alphamoe_tracers.records import SCHEMA_VERSION, TABLES
-
-if TYPE_CHECKING:
-    from alphamoe_profiler.bundle import RunBundle
-
 
 _CANNOT_AGREE = 16
 """Traces of a kernel or two may agree by chance in whole microseconds; so many kernels never do."""
 
 
 def contradictions(bundle: RunBundle) -> list[str]:
-    """Say which files contradict each other. See :meth:`RunBundle.contradictions`."""
+    """Say which files contradict each other: such a bundle is a usage error and nothing of it is judged.
+
+    Two files for one rank, a name against its content, parts of another run, one rank under two names.
+    """
     return [*_names(bundle), *_identities(bundle), *_copies(bundle)]
 
 
 def check(bundle: RunBundle) -> list[str]:
-    """Say everything that is wrong with a bundle. See :meth:`RunBundle.check`."""
+    """Say everything that is wrong with a bundle, one sentence each, or nothing."""
     problems = contradictions(bundle)
     for rank in bundle.ranks:
-        problems += bundle.rank_problems(rank)
+        problems += rank_problems(bundle, rank)
     return [*problems, *_outcome(bundle), *_served(bundle)]
 
 
@@ -71,7 +69,13 @@ def _served(bundle: RunBundle) -> list[str]:
 
 
 def rank_problems(bundle: RunBundle, rank: int) -> list[str]:
-    """Say what is wrong with one rank's files. See :meth:`RunBundle.rank_problems`."""
+    """Say what is missing or damaged in one rank's files. What can be read is used all the same."""
+    if rank not in bundle.problems_by_rank:
+        bundle.problems_by_rank[rank] = _rank_problems(bundle, rank)
+    return bundle.problems_by_rank[rank]
+
+
+def _rank_problems(bundle: RunBundle, rank: int) -> list[str]:
     problems: list[str] = []
     record = None
     try:

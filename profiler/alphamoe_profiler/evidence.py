@@ -12,6 +12,7 @@ from alphamoe_backend.experts.registry import forbidden_symbols, required_symbol
 from alphamoe_profiler.agreement import Agreement, compare
 from alphamoe_profiler.attributed_kernels import AttributedKernels
 from alphamoe_profiler.attribution import attribute
+from alphamoe_profiler.bundle_check import contradictions
 from alphamoe_profiler.m_buckets import fold, witness_mask
 from alphamoe_profiler.windows import WindowProof, prove_window
 from alphamoe_tracers.errors import EvidenceError, UsageError
@@ -80,10 +81,10 @@ def refuse_contradictions(bundle: RunBundle) -> None:
     Raises:
         UsageError: with the first contradiction.
     """
-    contradictions = bundle.contradictions()
-    if contradictions:
-        more = f" (and {len(contradictions) - 1} more)" if len(contradictions) > 1 else ""
-        raise UsageError(f"{bundle.path}: {contradictions[0]}{more}", "record the run again into an empty directory")
+    found = contradictions(bundle)
+    if found:
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise UsageError(f"{bundle.path}: {found[0]}{more}", "record the run again into an empty directory")
 
 
 def counted_as_real(frame: pd.DataFrame) -> pd.Series:
@@ -167,5 +168,5 @@ def ranks_told(ranks: Iterable[int]) -> str:
 def _modules(bundle: RunBundle, rank: int) -> list[ModuleRecord]:
     try:
         return bundle.modules(rank)
-    except EvidenceError:  # told by bundle.check(); identities are then unknown
+    except EvidenceError:  # told by bundle_check.check(); identities are then unknown
         return []

@@ -5,9 +5,10 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from alphamoe_backend.experts.registry import BACKENDS
+from alphamoe_profiler.bundle import RunBundle, readable_rank_file
 from alphamoe_profiler.evidence import MOE_CLASSES, Evidence
 from alphamoe_profiler.gate_binding import binding_findings, pin_finding, version_warnings
 from alphamoe_profiler.gate_bundle import NarrowBundle
@@ -42,14 +43,10 @@ from alphamoe_profiler.policy import AskedExecution, DispatchRule, KnownGap, Pla
 from alphamoe_profiler.policy_check import PlacedRule, placed_rules, policy_problems
 from alphamoe_profiler.policy_source import builtin_policy
 from alphamoe_profiler.verdicts import Finding, Verdict, worst
-from alphamoe_profiler.windows import SENTINEL_PREFIX, readable_rank_file
+from alphamoe_profiler.windows import SENTINEL_PREFIX
 from alphamoe_tracers.records import Execution
 from alphamoe_tracers.symbols import is_truncated, symbol_class
 from alphamoe_tracers.tables import UNRESOLVED
-
-if TYPE_CHECKING:
-    from alphamoe_profiler.bundle import RunBundle
-
 
 _DISPATCHED = ("alphamoe.w8a8", "alphamoe.nvfp4", "moe.gemm")
 """Classes of kernels that a backend dispatches and writes receipts of."""

@@ -6,16 +6,15 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from alphamoe_profiler.bundle import RunBundle, readable_rank_file
 from alphamoe_profiler.gate_cells import Where, look
 from alphamoe_profiler.policy import PlacedPolicy, RequireRule
 from alphamoe_profiler.policy_match import Selector
 from alphamoe_profiler.verdicts import Finding, Verdict
-from alphamoe_profiler.windows import readable_rank_file
 from alphamoe_tracers.errors import EvidenceError
 from alphamoe_tracers.records import ModuleRecord
 
 if TYPE_CHECKING:
-    from alphamoe_profiler.bundle import RunBundle
     from alphamoe_profiler.evidence import Evidence
     from alphamoe_profiler.run_records import RunInfo
 
@@ -146,5 +145,5 @@ def pin_finding(evidence: Evidence, where: Where, rule: RequireRule, selector: S
 def _modules(bundle: RunBundle, rank: int) -> list[ModuleRecord]:
     try:
         return bundle.modules(rank)
-    except EvidenceError:  # told by bundle.check(); no module is known then
+    except EvidenceError:  # told by bundle_check.check(); no module is known then
         return []

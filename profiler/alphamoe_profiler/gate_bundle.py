@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from alphamoe_profiler.bundle import RunBundle
+from alphamoe_profiler.bundle_check import rank_problems
 from alphamoe_profiler.bundle_files import inside
 from alphamoe_profiler.tables import TableRead
 from alphamoe_tracers.columns import column, texts
@@ -65,7 +66,7 @@ class NarrowBundle(RunBundle):
     def _read_rank(self, rank: int) -> None:
         self.read_table("kernels", rank)
         self.read_table("launches", rank)
-        self.rank_problems(rank)
+        rank_problems(self, rank)
 
     def symbol_counts(self, rank: int) -> dict[str, int]:
         """Return how many kernels of each full name the rank holds, those that were left out included."""

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from alphamoe_profiler.bundle import readable_rank_file
 from alphamoe_profiler.evidence import NOT_REAL_REQUESTS, Evidence
+from alphamoe_profiler.import_attribution import exercised_executions
 from alphamoe_profiler.policy_match import Bools, Selector
 from alphamoe_profiler.verdicts import Finding, Verdict
-from alphamoe_profiler.windows import WindowProof, readable_rank_file
+from alphamoe_profiler.windows import WindowProof
 from alphamoe_tracers.records import Execution
 
 if TYPE_CHECKING:
@@ -183,8 +185,6 @@ def exercised(evidence: Evidence, where: Where) -> bool:
 
 def _in_trace(evidence: Evidence, where: Where) -> bool:
     """Say whether an imported rank launched something of an execution, visible or not."""
-    from alphamoe_profiler.import_attribution import exercised_executions
-
     info = evidence.bundle.run.imported
     if bool(counted(evidence.kernels[where.rank].frame, where).any()):
         return True

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from alphamoe_profiler.bundle import readable_rank_file
 from alphamoe_profiler.gate_cells import (
     Seen,
     Where,
@@ -21,7 +22,6 @@ from alphamoe_profiler.m_buckets import fold
 from alphamoe_profiler.policy import DispatchRule, MSet, RequireRule
 from alphamoe_profiler.policy_match import Selector
 from alphamoe_profiler.verdicts import Finding, Verdict
-from alphamoe_profiler.windows import readable_rank_file
 from alphamoe_tracers.errors import EvidenceError
 from alphamoe_tracers.records import Receipt
 from alphamoe_tracers.sglang_log import LoggedExecution
@@ -335,7 +335,7 @@ def _receipts(evidence: Evidence, where: Where) -> list[Receipt]:
 def _logged(evidence: Evidence, rank: int) -> list[LoggedExecution]:
     try:
         return [line.execution for line in evidence.bundle.dispatch_log(rank) if line.execution is not None]
-    except EvidenceError:  # told by bundle.check()
+    except EvidenceError:  # told by bundle_check.check()
         return []
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import difflib
 
-from alphamoe_profiler.bundle import RunBundle
+from alphamoe_profiler.bundle import RunBundle, readable_rank_file
 from alphamoe_profiler.evidence import Evidence, moe_counts, ranks_told
 from alphamoe_profiler.gate_bundle import NarrowBundle
 from alphamoe_profiler.gate_records import GateCell, GateRule, Ran, RankInspected, of_any_rank
+from alphamoe_profiler.import_summary import imported_summary
 from alphamoe_profiler.policy import PlacedPolicy
 from alphamoe_profiler.policy_check import PlacedRule
 from alphamoe_profiler.verdicts import Verdict
-from alphamoe_profiler.windows import WindowBounds, readable_rank_file
+from alphamoe_profiler.windows import WindowBounds
 from alphamoe_tracers.errors import EvidenceError
 
 
@@ -78,8 +79,6 @@ def notes_of(
         spare = [gap for gap in placed.policy.known_gap if gap not in used]
         notes += [f"known gap {gap.symbol} (until {gap.expires}) was not needed: take it out" for gap in spare]
     if bundle.run.kind == "imported":
-        from alphamoe_profiler.import_summary import imported_summary
-
         return notes + list(imported_summary(evidence).notes)
     for rank, own in evidence.kernels.items():
         loaded = _loaded_inside(bundle, rank, own.bounds)
@@ -97,7 +96,7 @@ def _loaded_inside(bundle: RunBundle, rank: int, bounds: WindowBounds) -> int:
         return 0
     try:
         return sum(bounds.open_ns <= module.loaded_ns <= bounds.close_ns for module in bundle.modules(rank))
-    except EvidenceError:  # told by bundle.check()
+    except EvidenceError:  # told by bundle_check.check()
         return 0
 
 

@@ -204,7 +204,7 @@ def _info(bundle: RunBundle) -> ImportInfo:
 def _steps(bundle: RunBundle, rank: int) -> list[ImportedStep]:
     try:
         return bundle.steps(rank)
-    except EvidenceError:  # told by bundle.check(); no step is known then
+    except EvidenceError:  # told by bundle_check.check(); no step is known then
         return []
 
 

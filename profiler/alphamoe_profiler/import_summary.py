@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from alphamoe_profiler.bundle import RunBundle, readable_rank_file
 from alphamoe_profiler.evidence import MOE_CLASSES, Evidence, ranks_told
 from alphamoe_profiler.integrity import Check, integrity_checks
 from alphamoe_profiler.m_buckets import DiscreteSet, MBuckets, witness_mask
 from alphamoe_profiler.verdicts import Verdict, worst
-from alphamoe_profiler.windows import readable_rank_file
 from alphamoe_profiler.witness_records import WitnessSummary
 from alphamoe_tracers.errors import EvidenceError
 from alphamoe_tracers.records import EXECUTIONS
 from alphamoe_tracers.sglang_log import LoggedLine
-
-if TYPE_CHECKING:
-    from alphamoe_profiler.bundle import RunBundle
 
 _SPREAD_TOLD_NS = 1_000_000_000
 """Ranks whose first kernels lie further apart than this did not start recording together."""
@@ -154,7 +150,7 @@ def _union(execution: str, rows: list[MBuckets]) -> MBuckets:
 def _log(bundle: RunBundle, rank: int) -> list[LoggedLine]:
     try:
         return bundle.dispatch_log(rank)
-    except EvidenceError:  # told by bundle.check()
+    except EvidenceError:  # told by bundle_check.check()
         return []
 
 

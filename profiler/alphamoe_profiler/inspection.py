@@ -7,23 +7,20 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from alphamoe_profiler.bundle import RunBundle, readable_rank_file
+from alphamoe_profiler.bundle_check import check
 from alphamoe_profiler.evidence import Evidence, gather, moe_counts
 from alphamoe_profiler.import_summary import imported_buckets, symbols_by_bucket, symbols_by_rank
 from alphamoe_profiler.m_buckets import MBuckets, buckets, witness_mask
 from alphamoe_profiler.rank_skew import RankSkew, compare_ranks, rank_marks
 from alphamoe_profiler.run_records import MemorySnapshot, RequestRecord, RunInfo
 from alphamoe_profiler.verdicts import Verdict
-from alphamoe_profiler.windows import readable_rank_file
 from alphamoe_profiler.witness import summarise
 from alphamoe_profiler.witness_records import WitnessSummary
 from alphamoe_tracers.errors import EvidenceError
-
-if TYPE_CHECKING:
-    from alphamoe_profiler.bundle import RunBundle
 
 PROGRAM = "alphamoe-trace"
 _NOT_AGAIN = ("--force", "--json", "--no-collector", "--no-nvtx", "--no-receipts")
@@ -81,7 +78,7 @@ class RunReport:
     requests: tuple[RequestRecord, ...]
     launcher_wall_s: dict[str, float]
     problems: tuple[str, ...]
-    """Everything that ``RunBundle.check`` found."""
+    """Everything that ``bundle_check.check`` found."""
     next_command: str
     """What to type next."""
     skew: RankSkew | None = None
@@ -113,7 +110,7 @@ def inspect_run(bundle: RunBundle) -> RunReport:
     try:
         requests = tuple(bundle.requests())
         outcome = bundle.outcome()
-    except EvidenceError:  # told by bundle.check()
+    except EvidenceError:  # told by bundle_check.check()
         requests, outcome = (), None
     return RunReport(
         path=bundle.path,
@@ -124,7 +121,7 @@ def inspect_run(bundle: RunBundle) -> RunReport:
         m_buckets=tuple(_m_buckets(evidence)),
         requests=requests,
         launcher_wall_s=dict(outcome.wall_s) if outcome else {},
-        problems=tuple(bundle.check()),
+        problems=tuple(check(bundle)),
         next_command=_next_command(bundle, witness),
         skew=compare_ranks(bundle, [rank_marks(own) for own in evidence.kernels.values()]),
         **_imported(evidence),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from alphamoe_profiler.bundle import readable_rank_file
+from alphamoe_profiler.bundle_check import check
 from alphamoe_profiler.m_buckets import fold, m_disagreements, witness_mask
 from alphamoe_profiler.verdicts import Verdict
-from alphamoe_profiler.windows import readable_rank_file
 from alphamoe_tracers.errors import EvidenceError
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def integrity_checks(evidence: Evidence) -> list[Check]:
 
 
 def _files(evidence: Evidence) -> Check:
-    problems = evidence.bundle.check()
+    problems = check(evidence.bundle)
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         return Check("files", Verdict.INCONCLUSIVE, f"{problems[0]}{more}", evidence.bundle.world_size)

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from alphamoe_profiler.bundle import RunBundle, readable_rank_file
 from alphamoe_profiler.run_identity import same_launch_rule
-from alphamoe_profiler.windows import readable_rank_file
 from alphamoe_tracers.errors import UsageError
 
 if TYPE_CHECKING:
-    from alphamoe_profiler.bundle import RunBundle
     from alphamoe_profiler.range_paths import Ints
     from alphamoe_profiler.run_records import RankFile
     from alphamoe_profiler.submissions import SubmissionTable

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from alphamoe_profiler.bundle import RunBundle, readable_rank_file
 from alphamoe_profiler.m_buckets import witness_mask
-from alphamoe_profiler.windows import readable_rank_file
 from alphamoe_tracers.records import EXECUTIONS
 
 if TYPE_CHECKING:
     from alphamoe_profiler.attributed_kernels import AttributedKernels
-    from alphamoe_profiler.bundle import RunBundle
 
 Ints = npt.NDArray[np.int64]
 ALL_REDUCE_CLASS = "all_reduce"

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from alphamoe_profiler.bundle import RunBundle, readable_rank_file
+from alphamoe_profiler.bundle_check import rank_problems
 from alphamoe_tracers.errors import EvidenceError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from alphamoe_profiler.bundle import RunBundle
     from alphamoe_profiler.run_records import RankFile
     from alphamoe_tracers.records import CollectorSummary
+    from alphamoe_tracers.trace_files import TraceSummary
 
 SENTINEL_PREFIX = "alphamoe_trace_sentinel_"
 SENTINEL_KINDS = ("open", "close", "step", "graph_open", "graph_close", "graph_step")
+_AS_NODES = "record again with --cuda-graph-trace=node"
 
 
 @dataclass(frozen=True)
@@ -49,14 +54,6 @@ class WindowProof:
         return self.cut is None and self.collector_off is None and not self.failures(execution)
 
 
-def readable_rank_file(bundle: RunBundle, rank: int) -> RankFile | None:
-    """Return ranks/N.json where it is there and readable. What is wrong with it is told by ``bundle.check()``."""
-    try:
-        return bundle.rank_file(rank)
-    except EvidenceError:
-        return None
-
-
 def window_bounds(bundle: RunBundle, rank: int, frame: pd.DataFrame) -> WindowBounds:
     """Return the window of one rank from its rank file, or from its sentinels where it was cut short.
 
@@ -79,9 +76,7 @@ def prove_window(bundle: RunBundle, rank: int, frame: pd.DataFrame) -> WindowPro
     """
     record = readable_rank_file(bundle, rank)
     if bundle.run.kind == "imported":
-        from alphamoe_profiler.import_windows import prove_imported
-
-        return prove_imported(bundle, rank, record)
+        return _prove_imported(bundle, rank, record)
     if record is None:
         return WindowProof(f"no readable ranks/{rank}.json, the rank was cut short", None, (), ())
     collector = record.collector
@@ -106,7 +101,7 @@ def prove_window(bundle: RunBundle, rank: int, frame: pd.DataFrame) -> WindowPro
     ]
     if off is None:
         eager += _bounds_failures(collector, frame)
-    eager += bundle.rank_problems(rank)
+    eager += rank_problems(bundle, rank)
     return WindowProof(_cut_short(bundle, record), off, tuple(eager), tuple(graph))
 
 
@@ -149,3 +144,46 @@ def _sentinels_seen(frame: pd.DataFrame) -> Counter[str]:
         mask = bases == f"{SENTINEL_PREFIX}{kind}"
         seen[kind] = int((mask & with_node).sum() if kind.startswith("graph") else mask.sum())
     return seen
+
+
+def _prove_imported(bundle: RunBundle, rank: int, record: RankFile | None) -> WindowProof:
+    """Check whether a symbol that an imported rank does not show did not run.
+
+    The file must be whole and record kernels and launches, every launch must have its kernels (those made while a
+    stream was capturing make none), and every graph launch must show the kernels that it replayed.
+    """
+    if record is None:
+        return WindowProof(f"no trace was imported for rank {rank}", None, (), ())
+    if record.ended != "complete":
+        return WindowProof(record.error or "its trace could not be read", None, (), ())
+    traces = [item for item in record.imported if item.format != "sglang-log"]
+    if not traces:
+        return WindowProof(None, "no GPU trace was imported, and a server log is no witness", (), ())
+    eager = [f"{_trace_name(item)}: {text}" for item in traces for text in _trace_failures(item)]
+    graph = [f"{_trace_name(item)}: {text}" for item in traces for text in _graph_trace_failures(item)]
+    return WindowProof(None, None, (*eager, *rank_problems(bundle, rank)), tuple(graph))
+
+
+def _trace_failures(item: TraceSummary) -> Iterator[str]:
+    if not item.whole:
+        yield item.cut or "the file is not whole"
+    if not item.kernels:
+        yield "0 kernels, so it is not known to record any"
+    if not item.launches:
+        yield "it records no launches, so what is missing cannot be known; record CPU activities too"
+    if item.launches_without_kernel:
+        yield f"{item.launches_without_kernel} of {item.launches} launches show no kernel"
+    if item.truncated_names:
+        yield f"{item.truncated_names} kernel names were cut by a tool and could be any"
+
+
+def _graph_trace_failures(item: TraceSummary) -> Iterator[str]:
+    blocks = item.events.get("graph_traces", 0)
+    if blocks:
+        yield f"{blocks} graph replays were traced as one block, their kernels are invisible; {_AS_NODES}"
+    elif item.graph_launches and not item.graph_kernels:
+        yield f"{item.graph_launches} graph launches show no kernel; {_AS_NODES}"
+
+
+def _trace_name(item: TraceSummary) -> str:
+    return PurePath(item.path).name

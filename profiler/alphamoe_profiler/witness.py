@@ -6,8 +6,8 @@ One cell for each (rank, execution, symbol) and one check for each way in which 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from alphamoe_profiler.bundle import RunBundle, readable_rank_file
+from alphamoe_profiler.bundle_check import contradictions
 from alphamoe_profiler.evidence import Evidence, Identity, counted_as_real, gather, identities, ranks_told
 from alphamoe_profiler.gate_cells import Where, forbidden_finding, look, required_finding, submissions_of
 from alphamoe_profiler.import_summary import imported_summary
@@ -16,13 +16,9 @@ from alphamoe_profiler.launch_check import RULED_SYMBOL
 from alphamoe_profiler.policy_match import Selector
 from alphamoe_profiler.run_identity import same_launch_rule
 from alphamoe_profiler.verdicts import Finding, Verdict, worst
-from alphamoe_profiler.windows import readable_rank_file
 from alphamoe_profiler.witness_records import Cell, WitnessSummary
 from alphamoe_tracers.errors import UsageError
 from alphamoe_tracers.records import Execution
-
-if TYPE_CHECKING:
-    from alphamoe_profiler.bundle import RunBundle
 
 
 def summarise(bundle: RunBundle, evidence: Evidence | None = None) -> WitnessSummary:
@@ -40,7 +36,7 @@ def summarise(bundle: RunBundle, evidence: Evidence | None = None) -> WitnessSum
     try:
         evidence = evidence or gather(bundle)
     except UsageError as error:
-        if bundle.contradictions():
+        if contradictions(bundle):
             raise
         return _config_error(str(error))
     if bundle.run.kind == "imported":

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from alphamoe_profiler.bundle import BundleWriter, RunBundle
+from alphamoe_profiler.bundle_check import check, contradictions
 from alphamoe_profiler.bundle_files import inside, rank_of_name, read_json, replacing
 from alphamoe_profiler.run_records import RankEnd, RunInfo
 from alphamoe_tracers.errors import AlphaMoEError, EvidenceError, UsageError
@@ -31,7 +32,7 @@ def edit_json(path: Path, **fields: object) -> None:
 
 def test_a_sound_bundle_has_no_problem_and_reads_back_what_was_written(sound: Path) -> None:
     bundle = RunBundle.open(sound)
-    assert bundle.check() == []
+    assert check(bundle) == []
     assert bundle.world_size == 4
     assert [request.request_id for request in bundle.requests()] == ["gsm8k-17"]
     for name in TABLES:
@@ -50,7 +51,7 @@ def test_the_world_size_comes_from_run_json_and_not_from_counting_files(tmp_path
 
     bundle = RunBundle.open(golden.build(tmp_path / "run", damage))
     assert bundle.world_size == 4
-    assert bundle.check() == [f"rank {rank}: no ranks/{rank}.json, it was cut short" for rank in (2, 3)]
+    assert check(bundle) == [f"rank {rank}: no ranks/{rank}.json, it was cut short" for rank in (2, 3)]
 
 
 def test_rank_is_no_column_of_any_file(sound: Path) -> None:
@@ -62,7 +63,7 @@ def test_an_unreadable_part_is_reported_and_the_other_parts_are_still_read(sound
     (sound / "kernels/rank=1/part-00001.parquet").write_bytes(b"PAR1 cut")
     bundle = RunBundle.open(sound)
     assert bundle.table("kernels", 1).num_rows == 52
-    problem, unlisted = bundle.check()
+    problem, unlisted = check(bundle)
     assert problem.startswith("rank 1: kernels/rank=1/part-00001.parquet: not readable")
     assert unlisted == "rank 1: kernels/rank=1/part-00001.parquet is not among the files that ranks/1.json lists"
 
@@ -70,7 +71,7 @@ def test_an_unreadable_part_is_reported_and_the_other_parts_are_still_read(sound
 def test_temporary_files_of_a_killed_writer_are_ignored(sound: Path) -> None:
     (sound / "kernels/rank=1/.part-00001.parquet.x1.tmp").write_bytes(b"half")
     (sound / "ranks/.0.json.x1.tmp").write_bytes(b"{")
-    assert RunBundle.open(sound).check() == []
+    assert check(RunBundle.open(sound)) == []
 
 
 def test_exact_duplicates_are_dropped_and_counted_but_kernels_of_one_graph_launch_are_not(sound: Path) -> None:
@@ -123,19 +124,19 @@ def test_a_part_of_another_schema_is_reported_and_not_guessed_at(sound: Path, ch
 def test_a_file_that_was_changed_after_the_run_is_found_by_its_hash(sound: Path) -> None:
     path = sound / "modules/rank=1.jsonl"
     path.write_bytes(path.read_bytes().replace(b"4096", b"4097"))
-    (problem,) = RunBundle.open(sound).check()
+    (problem,) = check(RunBundle.open(sound))
     assert problem.startswith("rank 1: modules/rank=1.jsonl was changed after it was written")
 
 
 def test_a_file_that_vanished_is_named(sound: Path) -> None:
     (sound / "modules/rank=1.jsonl").unlink()
-    assert RunBundle.open(sound).check() == ["rank 1: modules/rank=1.jsonl cannot be read: No such file or directory"]
+    assert check(RunBundle.open(sound)) == ["rank 1: modules/rank=1.jsonl cannot be read: No such file or directory"]
 
 
 def test_a_rank_killed_by_a_signal_is_a_problem_even_if_its_files_parse(tmp_path: Path) -> None:
     ends = {1: RankEnd(rank=1, exit_code=-11, signal="SIGSEGV")}
     bundle = RunBundle.open(golden.build(tmp_path / "run", ends=ends))
-    assert bundle.check() == ["rank 1: its process ended with SIGSEGV"]
+    assert check(bundle) == ["rank 1: its process ended with SIGSEGV"]
 
 
 @pytest.mark.parametrize(
@@ -150,31 +151,31 @@ def test_a_rank_file_whose_content_is_of_another_rank_or_run_contradicts(
     sound: Path, fields: dict[str, object], told: str
 ) -> None:
     edit_json(sound / "ranks/1.json", **fields)
-    assert any(told in problem for problem in RunBundle.open(sound).contradictions())
+    assert any(told in problem for problem in contradictions(RunBundle.open(sound)))
 
 
 def test_two_files_for_one_rank_contradict_whatever_the_spelling(sound: Path) -> None:
     shutil.copy(sound / "ranks/1.json", sound / "ranks/01.json")
-    assert RunBundle.open(sound).contradictions() == [
+    assert contradictions(RunBundle.open(sound)) == [
         "ranks/01.json: not a name of one rank's files; one rank has one spelling (rank=0, 0.json)"
     ]
 
 
 def test_a_rank_that_the_run_does_not_have_contradicts(sound: Path) -> None:
     shutil.copytree(sound / "kernels/rank=1", sound / "kernels/rank=7")
-    assert "kernels/rank=7: the run has ranks 0 to 3" in RunBundle.open(sound).contradictions()
+    assert "kernels/rank=7: the run has ranks 0 to 3" in contradictions(RunBundle.open(sound))
 
 
 def test_one_file_under_two_ranks_names_contradicts(sound: Path) -> None:
     shutil.copy(sound / "kernels/rank=0/part-00000.parquet", sound / "kernels/rank=1/part-00000.parquet")
-    (problem,) = RunBundle.open(sound).contradictions()
+    (problem,) = contradictions(RunBundle.open(sound))
     assert problem == "kernels/rank=0 and kernels/rank=1 hold the same records: one rank under two names"
 
 
 def test_receipts_of_an_older_run_contradict(sound: Path) -> None:
     path = sound / "receipts/rank=2.jsonl"
     path.write_bytes(path.read_bytes().replace(b"golden-0001", b"golden-0000"))
-    (problem,) = RunBundle.open(sound).contradictions()
+    (problem,) = contradictions(RunBundle.open(sound))
     assert problem.startswith("receipts/rank=2.jsonl: of run golden-0000")
 
 
@@ -202,7 +203,7 @@ def test_a_number_that_is_none_is_refused_when_read(sound: Path, token: str) -> 
     path = sound / "ranks/0.json"
     path.write_text(path.read_text().replace('"start_up": 4.0', f'"start_up": {token}'))
     assert token in path.read_text()
-    (problem,) = RunBundle.open(sound).check()
+    (problem,) = check(RunBundle.open(sound))
     assert problem.startswith("rank 0: ")
     assert "ranks/0.json" in problem
 
@@ -232,7 +233,7 @@ def test_a_link_out_of_the_bundle_is_refused(sound: Path, tmp_path: Path) -> Non
 
 def test_a_hash_list_that_names_a_file_outside_is_a_problem_and_opens_nothing(sound: Path) -> None:
     edit_json(sound / "ranks/0.json", sha256={"../../secret": "00"})
-    problem, *unlisted = RunBundle.open(sound).check()
+    problem, *unlisted = check(RunBundle.open(sound))
     assert "leads out of the bundle" in problem
     assert all("is not among the files that ranks/0.json lists" in text for text in unlisted)
 

@@ -9,6 +9,7 @@ import golden
 import pytest
 
 from alphamoe_profiler.bundle import BundleWriter, RunBundle
+from alphamoe_profiler.bundle_check import check, contradictions
 
 NAME = "captures/rank=1/layer=0-M=1-step=4"
 
@@ -33,7 +34,7 @@ def captured(tmp_path: Path) -> Path:
 def test_a_rank_file_vouches_for_captures_and_not_for_half_written_ones(captured: Path) -> None:
     """Temporary directories of a killed writer are neither hashed nor told."""
     bundle = RunBundle.open(captured)
-    assert bundle.check() == []
+    assert check(bundle) == []
     record = bundle.rank_file(1)
     assert record is not None
     assert [name for name in record.sha256 if name.startswith("captures/")] == [
@@ -46,7 +47,7 @@ def test_a_changed_and_an_added_file_of_a_capture_are_told(captured: Path) -> No
     """A tensor file that was changed, and a file that nobody vouches for."""
     (captured / NAME / "tensors.safetensors").write_bytes(b"others")
     (captured / NAME / "added").write_bytes(b"")
-    problems = RunBundle.open(captured).check()
+    problems = check(RunBundle.open(captured))
     assert len(problems) == 2
     assert f"{NAME}/tensors.safetensors was changed" in problems[0]
     assert f"{NAME}/added is not among the files" in problems[1]
@@ -63,7 +64,7 @@ def test_a_capture_of_another_rank_or_run_contradicts(captured: Path, content: d
     """A capture that was copied from elsewhere proves nothing about this run."""
     path = captured / NAME / "capture.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | content))
-    contradictions = RunBundle.open(captured).contradictions()
-    assert len(contradictions) == 1
-    assert contradictions[0].startswith(f"{NAME}/capture.json: ")
-    assert says in contradictions[0]
+    found = contradictions(RunBundle.open(captured))
+    assert len(found) == 1
+    assert found[0].startswith(f"{NAME}/capture.json: ")
+    assert says in found[0]

@@ -16,6 +16,7 @@ from alphamoe_backend.geometry import PRESETS
 from alphamoe_backend.kernels.launch import launch_shape
 from alphamoe_profiler.attribution import attribute
 from alphamoe_profiler.bundle import BundleWriter, RankFile, RunBundle, RunInfo
+from alphamoe_profiler.bundle_check import check
 from alphamoe_profiler.bundle_files import read_json
 from alphamoe_profiler.witness import summarise
 from alphamoe_tracers.cupti import Collector
@@ -105,7 +106,7 @@ def test_a_sound_collection_passes_with_every_kernel_attributed(tmp_path: Path) 
     rank.serve()
     rank.finish()
     bundle = RunBundle.open(tmp_path / "run")
-    assert bundle.check() == []
+    assert check(bundle) == []
     kernels = attribute(bundle, 0)
     kernels.check()
     assert dict(kernels.reasons) == {"sentinel": 10, "before window": 2}

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from alphamoe_profiler.bundle import RunBundle
+from alphamoe_profiler.bundle_check import check
 from alphamoe_profiler.cli import main
 from alphamoe_profiler.prompts import GSM8K_SHA256
 from alphamoe_profiler.rank_messages import RankMessage
@@ -40,7 +41,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_cpu_run_is_complete_checks_clean_and_is_inconclusive_for_want_of_a_device(recorded: Path) -> None:
     bundle = RunBundle.open(recorded)
-    assert bundle.check() == []
+    assert check(bundle) == []
     outcome = bundle.outcome()
     assert outcome is not None
     assert outcome.complete
@@ -130,7 +131,7 @@ def test_a_rank_killed_in_any_phase_is_named_and_what_was_recorded_stays(
     err, bundle = cut_short(tmp_path / "run", capsys, f"kill:rank=1,phase={phase}")
     assert f"rank 1 was killed by SIGKILL in {phase}" in err
     assert bundle.rank_file(1) is None
-    assert any("rank 1" in problem for problem in bundle.check())
+    assert any("rank 1" in problem for problem in check(bundle))
     if phase == "collection":
         assert [r.forward_mode for r in bundle.receipts(1).receipts if r.purpose == "witness"] == ["EXTEND"] + 2 * [
             "DECODE"

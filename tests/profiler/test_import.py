@@ -11,6 +11,7 @@ import pytest
 
 from alphamoe_profiler import importing
 from alphamoe_profiler.attribution import attribute
+from alphamoe_profiler.bundle_check import check
 from alphamoe_profiler.cli import main
 from alphamoe_profiler.import_plan import plan_import
 from alphamoe_profiler.import_worker import FileResult, read_files
@@ -69,7 +70,7 @@ def test_importing_again_is_refused_or_replaces_the_whole(tmp_path: Path) -> Non
     again = foreign.imported(out, folder, "--ranks", 2, "--force")
     assert again.run.run_id != first.run.run_id
     assert [again.table("kernels", rank).num_rows for rank in range(2)] == [1, 1]
-    assert again.check() == []
+    assert check(again) == []
 
 
 def test_force_never_replaces_what_is_no_bundle(tmp_path: Path) -> None:
@@ -197,7 +198,7 @@ def test_a_server_log_is_dispatch_evidence_beside_the_trace(tmp_path: Path) -> N
     assert "no GPU trace" in (proof.collector_off or "")
     both = foreign.imported(tmp_path / "both", log, two(tmp_path), "--ranks", 2)
     assert both.table("kernels", 1).num_rows == 1
-    assert both.check() == []
+    assert check(both) == []
 
 
 def test_a_changed_table_is_told(tmp_path: Path) -> None:
@@ -205,7 +206,7 @@ def test_a_changed_table_is_told(tmp_path: Path) -> None:
     bundle = foreign.imported(tmp_path / "run", two(tmp_path), "--ranks", 2)
     steps = tmp_path / "run/kernels/rank=0/part-00000.parquet"
     shutil.copy(tmp_path / "run/kernels/rank=1/part-00000.parquet", steps)
-    assert bundle.open(tmp_path / "run").check()
+    assert check(bundle.open(tmp_path / "run"))
 
 
 def test_a_folder_may_hold_other_files(tmp_path: Path) -> None:

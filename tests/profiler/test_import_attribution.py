@@ -9,6 +9,7 @@ import pandas as pd
 
 from alphamoe_profiler.attribution import attribute
 from alphamoe_profiler.bundle import RunBundle
+from alphamoe_profiler.bundle_check import check
 from alphamoe_profiler.evidence import gather
 from alphamoe_profiler.import_attribution import exercised_executions
 from alphamoe_profiler.import_summary import imported_buckets, symbols_by_bucket
@@ -188,7 +189,7 @@ def test_every_rank_of_a_real_set(tmp_path: Path, shared: Path) -> None:
     assert len(counts[0]) == 40
     assert all(own == counts[0] for own in counts)
     assert all(prove_window(bundle, rank, frames[rank]).complete("eager") for rank in range(8))
-    assert bundle.check() == []
+    assert check(bundle) == []
 
 
 def test_a_kernel_on_two_ranks_only(tmp_path: Path, shared: Path) -> None:

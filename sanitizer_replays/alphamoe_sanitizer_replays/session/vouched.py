@@ -39,15 +39,16 @@ def open_bundle(path: Path, captures: Sequence[Path]) -> RunBundle:
         EvidenceError: run.json is damaged.
     """
     from alphamoe_profiler.bundle import RunBundle
+    from alphamoe_profiler.bundle_check import contradictions
     from alphamoe_profiler.bundle_files import inside
 
     bundle = RunBundle.open(path)
     for folder in captures:
         inside(path, (folder / "capture.json").as_posix())
-    contradictions = bundle.contradictions()
-    if contradictions:
-        more = f" (and {len(contradictions) - 1} more)" if len(contradictions) > 1 else ""
-        raise UsageError(f"{path}: {contradictions[0]}{more}", "its parts are not of one run; nothing of it is judged")
+    found = contradictions(bundle)
+    if found:
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise UsageError(f"{path}: {found[0]}{more}", "its parts are not of one run; nothing of it is judged")
     return bundle
 
 
