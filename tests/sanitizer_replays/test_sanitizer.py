@@ -15,6 +15,7 @@ from fake_sanitizer import BANNER, CLEAN, LAUNCHED, TARGET, body_of, make_tool, 
 from alphamoe_sanitizer_replays.replays.spec import SPAWNED_VARIABLE
 from alphamoe_sanitizer_replays.results import TOOLS, Tool
 from alphamoe_sanitizer_replays.tool.interrupts import Interrupts
+from alphamoe_sanitizer_replays.tool.leash import LAUNCHER_VARIABLE
 from alphamoe_sanitizer_replays.tool.process_group import run_group
 from alphamoe_sanitizer_replays.tool.sanitizer import PATH_VARIABLE, find_tool, run_plain, run_tool, tool_argv
 from alphamoe_tracers.errors import EvidenceError, UsageError
@@ -174,6 +175,8 @@ if os.fork() == 0:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         open(PID + ".part", "w").write(str(os.getpid()))
         os.rename(PID + ".part", PID)
+        if CLEARED:
+            os.execve(sys.executable, [sys.executable, "-ISc", "import time; time.sleep(300)"], {})
         time.sleep(300)
     os._exit(0)
 while not os.path.exists(PID):
@@ -182,13 +185,16 @@ while not os.path.exists(PID):
 
 
 @pytest.mark.usefixtures("short_grace")
+@pytest.mark.parametrize("cleared", [False, True])
 @pytest.mark.parametrize("hangs", [False, True])
 def test_a_daemon_of_the_program_is_killed_and_a_run_that_it_outlived_has_a_problem(
-    tmp_path: Path, hangs: bool
+    tmp_path: Path, hangs: bool, cleared: bool
 ) -> None:
+    """Left behind in a session of its own, and with an environment of its own."""
     pid = tmp_path / "pid"
     ending = "time.sleep(300)" if hangs else body_of(CLEAN["memcheck"])
-    run = run_fake(tmp_path, "memcheck", f"PID = {str(pid)!r}\n{DAEMON}\n{ending}", timeout_s=1.5 if hangs else 20)
+    body = f"PID, CLEARED = {str(pid)!r}, {cleared}\n{DAEMON}\n{ending}"
+    run = run_fake(tmp_path, "memcheck", body, timeout_s=1.5 if hangs else 20)
     assert gone(int(pid.read_text()))
     assert run.timed_out is hangs
     assert ("outlived it" in " ".join(run.problems)) is not hangs
@@ -198,7 +204,7 @@ def test_a_second_interrupt_gives_a_deaf_tool_no_more_time(tmp_path: Path) -> No
     code = (
         "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "print(os.getpid(), flush=True)\n"
-        "for _ in range(2): os.kill(os.getppid(), signal.SIGINT); time.sleep(0.3)\n"
+        f"for _ in range(2): os.kill(int(os.environ['{LAUNCHER_VARIABLE}']), signal.SIGINT); time.sleep(0.3)\n"
         "time.sleep(300)"
     )
     output = tmp_path / "out"
@@ -223,7 +229,7 @@ def test_a_second_interrupt_that_raises_still_kills(tmp_path: Path) -> None:
     code = (
         "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "print(os.getpid(), flush=True)\n"
-        "for _ in range(2): os.kill(os.getppid(), signal.SIGINT); time.sleep(0.3)\n"
+        f"for _ in range(2): os.kill(int(os.environ['{LAUNCHER_VARIABLE}']), signal.SIGINT); time.sleep(0.3)\n"
         "time.sleep(300)"
     )
     output = tmp_path / "out"
@@ -243,7 +249,10 @@ def test_a_child_that_outlives_the_program_is_killed(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_kills_what_runs(tmp_path: Path) -> None:
-    code = "import os, time; print(os.getpid(), flush=True); os.kill(os.getppid(), 2); time.sleep(300)"
+    code = (
+        "import os, time; print(os.getpid(), flush=True)\n"
+        f"os.kill(int(os.environ['{LAUNCHER_VARIABLE}']), 2); time.sleep(300)"
+    )
     output = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
         run_group([sys.executable, "-ISc", code], env=os.environ, output=output, timeout_s=20, bounds={}, grace_s=0.5)

@@ -1,8 +1,8 @@
-"""Run one command in a session of its own, and leave nothing of it running.
+"""Run one command in a process group of its own, and leave nothing of it running.
 
 A tool forks the program under test, which may fork again, and a hung GPU process ignores polite signals. So the end of
-a run, whatever it is, kills the whole group and every process that left it: descendants in sessions of their own, and
-daemons, which are known by a mark in the environment that they inherited.
+a run, whatever it is, kills the whole group and every process that left it: all descendants, daemons among them, which
+the process over the command takes in.
 """
 
 from __future__ import annotations
@@ -12,20 +12,17 @@ import os
 import signal
 import threading
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from alphamoe_sanitizer_replays.tool.leash import start_on_leash
+from alphamoe_sanitizer_replays.tool.leash import Leash
 
 POLL_S = 0.02
 GRACE_S = 2.0
 """Between SIGTERM and SIGKILL: time for a tool to write out what it has."""
 KILL_S = 5.0
 """For killed processes to be gone; one that a driver holds may never be."""
-MARK_VARIABLE = "ALPHAMOE_TRACE_RUN_MARK"
-"""In the environment of every process of one run, and of no other's."""
 KILL_NOW = threading.Event()
 """Set by who was told to stop once more: whatever is being ended gets no more time for it."""
 INTERRUPTED = threading.Event()
@@ -74,12 +71,11 @@ def run_group(
         KeyboardInterrupt: ``INTERRUPTED`` was set; the command is killed.
     """
     begun = time.monotonic()
-    mark = uuid.uuid4().hex
     with output.open("wb") as stream:
-        process = start_on_leash(argv, env={**env, MARK_VARIABLE: mark}, output=stream)
+        leash = Leash(argv, env=env, output=stream)
     timed_out, too_large, outlived, alive = False, None, 0, 0
     try:
-        while not _ended(process.pid):
+        while not leash.ended():
             if INTERRUPTED.is_set():
                 raise KeyboardInterrupt
             too_large = next((path.name for path, most in bounds.items() if _size(path) > most), None)
@@ -88,8 +84,11 @@ def run_group(
                 break
             time.sleep(POLL_S)
     finally:  # also for Ctrl-C
-        outlived, alive = _end(process.pid, f"{MARK_VARIABLE}={mark}".encode(), grace_s)
-        code = process.poll()  # null where it could not be killed
+        try:
+            outlived, alive = _end(leash, grace_s)
+            code = leash.exit_code  # null where it could not be killed
+        finally:
+            leash.let_go()
     return Ended(
         exit_code=code if code is not None and code >= 0 else None,
         signal=_signal_name(-code) if code is not None and code < 0 and not (timed_out or too_large) else None,
@@ -101,42 +100,37 @@ def run_group(
     )
 
 
-def _ended(pid: int) -> bool:
-    """Say whether a child ended, without reaping it: until then its group's number belongs to nobody else."""
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def _end(pid: int, mark: bytes, grace_s: float) -> tuple[int, int]:
+def _end(leash: Leash, grace_s: float) -> tuple[int, int]:
     """End a run; gives how many processes outlived a program that ended by itself, and how many cannot be killed."""
-    by_itself = _ended(pid)
+    by_itself = leash.ended()
     known: set[tuple[int, str]] = set()
     try:
-        known = _family(pid, mark)
+        known = _family(leash.holder)
         if not by_itself:
-            _signal_group(pid, signal.SIGTERM)
+            _signal_group(leash.pid, signal.SIGTERM)
         until = time.monotonic() + grace_s
-        while known if by_itself else not _ended(pid):
+        while known if by_itself else not leash.ended():
             if KILL_NOW.is_set() or time.monotonic() > until:
                 break
             time.sleep(POLL_S)
-            known = {one for one in known if _lives(*one)} | _family(pid, mark)
+            known = _family(leash.holder)
         outlived = len(known) if by_itself else 0
     finally:  # also where Ctrl-C comes a second time
-        alive = _kill(pid, mark, known)
+        alive = _kill(leash)
     return outlived, alive
 
 
-def _kill(pid: int, mark: bytes, known: set[tuple[int, str]]) -> int:
+def _kill(leash: Leash) -> int:
     """Kill a run's processes until none is left; gives how many are there all the same: a driver may hold one."""
     until = time.monotonic() + KILL_S
     while True:
-        _signal_group(pid, signal.SIGKILL)
-        known = {one for one in known | _family(pid, mark) if _lives(*one)}
-        for stray, started in known:
+        _signal_group(leash.pid, signal.SIGKILL)
+        family = _family(leash.holder)
+        for stray, started in family:
             if _started(stray) == started:  # its number was not given to another process meanwhile
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(stray, signal.SIGKILL)
-        alive = len(known) + (not _ended(pid))
+        alive = len(family) or int(not leash.ended())
         if not alive or time.monotonic() > until:
             return alive
         time.sleep(POLL_S)
@@ -147,28 +141,20 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
         os.killpg(pid, number)
 
 
-def _family(pid: int, mark: bytes) -> set[tuple[int, str]]:
-    """Give every process of a run but its first one as (pid, start time); empty where there is no ``/proc``.
-
-    These are the first one's descendants, its session, and all that carry the run's mark in their environment: a daemon
-    is nobody's child, but it inherits that.
-    """
+def _family(holder: int) -> set[tuple[int, str]]:
+    """Give every descendant of a process that runs, as (pid, start time); empty where there is no ``/proc``."""
     parents: dict[int, list[int]] = {}
-    found: set[int] = set()
     for entry in Path("/proc").glob("[0-9]*"):
-        own = int(entry.name)
-        fields = _stat(own)
+        fields = _stat(int(entry.name))
         if fields is not None:
-            parents.setdefault(int(fields[1]), []).append(own)
-            with contextlib.suppress(OSError):  # of another user, or gone
-                if int(fields[3]) == pid or mark in (entry / "environ").read_bytes():
-                    found.add(own)
-    waiting = [pid, *found]
+            parents.setdefault(int(fields[1]), []).append(int(entry.name))
+    found: set[int] = set()
+    waiting = [holder]
     while waiting:
-        children = [child for child in parents.get(waiting.pop(), []) if child not in found]
+        children = parents.get(waiting.pop(), [])
         found.update(children)
         waiting += children
-    starts = ((own, _started(own)) for own in found - {pid})
+    starts = ((own, _started(own)) for own in found)
     return {(own, started) for own, started in starts if started is not None and _lives(own, started)}
 
 
