@@ -112,7 +112,7 @@ class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
 
     status: Literal["launched", "failed"]
     error: str | None = None
-    """One line. For ``failed``."""
+    """One line, with the way out where there is one. For ``failed``."""
     symbols: tuple[str, ...] = ()
     """Kernels that the plug-in launched."""
     launches: int | None = 0
@@ -133,9 +133,11 @@ class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
     own. Null where nothing looked; others than Triton's kernels are never in it."""
     timings_s: dict[str, float] = {}
     """``process_start`` (spawn to first line of Python), ``imports``, ``compile``, ``upload``, ``launch``,
-    ``download``; and ``kernel_us`` statistics only from ``--tool none``."""
+    ``download``."""
     kernel_us: tuple[float, ...] = ()
     """Device times of repeated launches without a tool, microseconds."""
+    cpu_us: tuple[float, ...] = ()
+    """Wall times of repeated calls where the replay ran on a CPU, microseconds. No kernel's."""
     outputs: str | None = None
     """safetensors file of the outputs, relative to the result."""
 

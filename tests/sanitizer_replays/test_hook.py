@@ -37,8 +37,13 @@ def capture(tmp_path: Path, *words: str, env: dict[str, str] | None = None) -> s
     )
 
 
-def test_the_examples_are_captured_and_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stock path and a custom operator: captured by the command, replayed in a fresh process with equal output."""
+def test_the_examples_are_captured_and_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The stock path and a custom operator: captured by the command, replayed in a fresh process with equal output.
+
+    Without a GPU the command names no verdict of sanitize, and the replay is none.
+    """
     done = capture(
         tmp_path,
         "--callable",
@@ -55,6 +60,7 @@ def test_the_examples_are_captured_and_replayed(tmp_path: Path, monkeypatch: pyt
     )
     assert done.returncode == 0, done.stderr
     assert "Captured 1 call of moe_functions:stock_moe (rank 0 M 4)" in done.stderr
+    assert "These calls ran without a GPU" in done.stderr
     found = {open_capture(path).capture.plugin: path for path in find_captures(tmp_path / "out")}
     assert sorted(found) == ["callable", "torch_op"]
     operator = open_capture(found["torch_op"]).capture
@@ -64,7 +70,15 @@ def test_the_examples_are_captured_and_replayed(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(EXAMPLES), *FOLDERS]))
     monkeypatch.setenv("ALPHAMOE_CAPTURE_CALLABLE", "moe_functions:stock_moe")
     for path in found.values():
-        assert cli.main(["replay", str(path), "--device", "cpu"]) == 0
+        assert cli.main(["replay", str(path), "--device", "cpu"]) == 3
+        assert "output: that of the capture, largest difference 0 " in capsys.readouterr().out
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(FOLDERS))
+    assert cli.main(["replay", str(found["torch_op"]), "--device", "cpu"]) == 3
+    assert "failed: moe_operator cannot be imported: No module named 'moe_operator' (name its folder in PYTHONPATH" in (
+        capsys.readouterr().out
+    )
+    assert cli.main(["replay", str(found["callable"]), "--plugin", "torch_op"]) == 2
+    assert "cannot replay moe_functions:stock_moe (a function needs --plugin callable" in capsys.readouterr().err
 
 
 def test_a_replay_of_changed_code_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,6 +158,55 @@ def test_nothing_captured_is_told_with_the_reason(tmp_path: Path, target: str, p
     [line] = done.stderr.splitlines()
     assert line.startswith("Nothing was captured: ")
     assert why in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_program_that_cannot_be_run_leaves_no_folder_and_a_folder_of_the_user_stays(tmp_path: Path) -> None:
+    """Nothing that was refused leaves anything behind."""
+    for there in (False, True):
+        if there:
+            (tmp_path / "out").mkdir()
+        done = capture(tmp_path, "--callable", "json:dumps", "--symbol", "k", "--", str(tmp_path / "nothing"))
+        assert done.returncode == 2
+        assert (tmp_path / "out").exists() == there
+
+
+@pytest.mark.parametrize("plugin", ["callable", "my_replay:Bitwise"])
+def test_a_plug_in_that_fits_one_of_the_targets_alone_is_refused_before_the_program_runs(
+    tmp_path: Path, plugin: str
+) -> None:
+    """It would be written into the captures of both."""
+    targets = ["--callable", "moe_functions:stock_moe", "--op", "moe_example::add_residual"]
+    words = [*targets, "--plugin", plugin, "--", sys.executable, "-c", "print('ran')"]
+    done = capture(tmp_path, *words, env=environment(EXAMPLES))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"the plug-in {plugin} cannot replay moe_" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("variables", "lines"),
+    [
+        ({"ALPHAMOE_CAPTURE_CALLABLES": "json:dumps"}, 1),
+        ({"ALPHAMOE_CAPTURE_FRIST": "2", "ALPHAMOE_CAPTURE_CALLABLE": "colorsys:rgb_to_hls"}, 2),
+        ({"ALPHAMOE_CAPTURE_OUT": "elsewhere"}, 0),
+    ],
+)
+def test_a_misspelt_variable_is_told_once(tmp_path: Path, variables: dict[str, str], lines: int) -> None:
+    """By the first process, whose child is silent; a known one without a target is how the hook is off."""
+    child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'pass'])"
+    code = child if "ALPHAMOE_CAPTURE_CALLABLE" in variables else "pass"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment(INJECT, **variables),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stderr.count("\n") == lines
+    assert done.stderr.count("no variable of the hook, and ignored: ALPHAMOE_CAPTURE_") == min(lines, 1)
 
 
 def test_an_operator_that_is_never_registered_is_told(tmp_path: Path) -> None:

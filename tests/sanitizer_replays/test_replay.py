@@ -57,14 +57,14 @@ def rewrite(stored: StoredCapture, change: Callable[[dict[str, object]], None]) 
 def test_a_capture_with_seeded_weights_replays_to_its_own_output(tmp_path: Path, backend: str) -> None:
     """Weights are drawn again, the child runs the reference, and the output is bit for bit the captured one."""
     stored = make_capture(tmp_path / "captures", backend=backend)
-    report = replay_capture(stored.path, repeats=2, out=tmp_path / "out")
+    report = replay_capture(stored.path, repeats=2, device="cpu", out=tmp_path / "out")
     (replayed,) = report.replays
-    assert (report.verdict, replayed.verdict, replayed.output.verdict) == ("PASS", "PASS", "PASS")
+    assert (report.verdict, replayed.verdict, replayed.output.verdict) == ("INCONCLUSIVE", "INCONCLUSIVE", "PASS")
     assert replayed.output.max_abs_error == 0
     result = replayed.run.result
     assert result is not None
     assert (result.status, result.variant, result.caching_allocator) == ("launched", "reference", False)
-    assert len(result.kernel_us) == 2
+    assert (len(result.cpu_us), result.kernel_us) == (2, ())
     assert {"process_start", "imports", "upload", "launch", "download"} <= set(result.timings_s)
     assert sorted(path.name[:7] for path in (tmp_path / "out").iterdir()) == ["inputs-", "none"]
 
@@ -72,8 +72,8 @@ def test_a_capture_with_seeded_weights_replays_to_its_own_output(tmp_path: Path,
 def test_stored_weights_are_replayed_where_they_lie(tmp_path: Path) -> None:
     """With --capture-weights nothing is drawn and nothing is written twice."""
     stored = make_capture(tmp_path / "captures", store_weights=True)
-    report = replay_capture(stored.path, out=tmp_path / "out")
-    assert report.verdict == "PASS"
+    report = replay_capture(stored.path, device="cpu", out=tmp_path / "out")
+    assert report.replays[0].output.verdict == "PASS"
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["none"]
 
 
@@ -190,12 +190,25 @@ def test_a_child_that_dies_leaves_no_result_and_proves_nothing(tmp_path: Path, m
 
 
 def test_a_child_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The exception of the launch is the result's error, and the verdict is open."""
+    """The exception of the launch is the result's error, by its kind, and the verdict is open."""
     report = replay_with(make_capture(tmp_path), "faulty_plugins:RAISES", tmp_path, monkeypatch)
     (replayed,) = report.replays
     assert replayed.run.exit_code == 1
     assert replayed.verdict == "INCONCLUSIVE"
+    assert "RuntimeError: " in replayed.reason
     assert "an illegal memory access" in replayed.reason
+    assert replayed.output.reason == "the replay failed"
+
+
+def test_a_child_tells_an_error_of_ours_as_the_command_line_does(tmp_path: Path) -> None:
+    """Without the name of a class, and with the way out."""
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    report = replay_capture(make_capture(tmp_path).path, device="cuda", out=tmp_path / "out")
+    assert report.exit_code == 3
+    assert report.replays[0].reason == (
+        "the replay failed: there is no CUDA device here (run alphamoe-trace doctor, or name --device cpu)"
+    )
 
 
 def test_a_child_with_a_wrong_output_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,15 +333,15 @@ def test_plugins_are_found_by_name_entry_point_or_path(monkeypatch: pytest.Monke
 
 
 def test_the_command_reports_in_words_and_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 0, the output's distance and times for a person; the same verdict in JSON."""
+    """The output's distance and times for a person; the same verdict in JSON, and the exit code is its own."""
     stored = make_capture(tmp_path / "captures")
     target = tmp_path / "report.json"
-    assert cli.main(["replay", str(stored.path), "--device", "cpu", "--repeats", "1", "--json", str(target)]) == 0
+    assert cli.main(["replay", str(stored.path), "--device", "cpu", "--repeats", "1", "--json", str(target)]) == 3
     told = capsys.readouterr().out
     assert "rank 2 layer 1 M 3" in told
     assert "median" in told
     document = json.loads(target.read_text())
-    assert document["verdict"] == "PASS"
+    assert document["verdict"] == "INCONCLUSIVE"
     assert document["replays"][0]["output"]["verdict"] == "PASS"
 
 
@@ -390,7 +403,8 @@ def test_a_plug_in_named_by_mistake_can_be_replaced_without_another_capture(
     rewrite(stored, lambda document: document.update(plugin="nope:Nope"))
     words = [str(stored.path), "--device", "cpu"]
     assert cli.main(["replay", *words]) == 2
-    assert cli.main(["replay", *words, "--plugin", "alphamoe_w8a8"]) == 0
+    assert cli.main(["replay", *words, "--plugin", "alphamoe_w8a8"]) == 3
+    assert "output: that of the capture" in capsys.readouterr().out
     out = ["--tool", "none", "--out", str(tmp_path / "report")]
     assert cli.main(["sanitize", *words, "--plugin", "nothing", *out]) == 2
     assert not (tmp_path / "report").exists()

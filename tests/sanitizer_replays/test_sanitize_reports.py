@@ -326,7 +326,7 @@ def test_the_proposed_entry_allows_its_finding_once_it_has_a_reason(kernel: str 
     finding = msgspec.structs.replace(RACE, kernel=kernel)
     block = allow_block(finding, "2025.3.1.0", TODAY)
     assert tomllib.loads(block)["allow"][0]["reason"] == ""
-    filled = parse_allow_list(block.replace('reason = ""', 'reason = "looked at"'), "list")
+    filled = parse_allow_list(block.replace('reason = ""', 'reason = "looked at"'), "list", TODAY)
     assert filled.match(finding, "2025.3.1.0", TODAY)[0] == "allowed"
     moved = msgspec.structs.replace(finding, where=Access("other", "else.cu", 1), other=Access("other", "else.cu", 2))
     assert filled.match(moved, "2025.3.1.0", TODAY)[0] == "open"
@@ -371,16 +371,18 @@ def test_a_large_session_is_short() -> None:
 
 
 def test_a_session_that_ran_nothing_is_its_reason() -> None:
-    """No row, no sentence, no case repeats why."""
+    """A terminal is told why once, a pull request what was not replayed and a sentence to quote, a case its own why."""
     reason = "no GPU here"
     nothing = {"verdict": Verdict.INCONCLUSIVE, "whole": Verdict.INCONCLUSIVE, "wall_s": 0.0, "log_file": None}
     report = session(EVERY, change=lambda own: msgspec.structs.replace(own, reasons=(reason,), output=None, **nothing))
     report = with_scope(msgspec.structs.replace(report, reason=reason, controls=()))
     assert report.scope == ()
-    for text in (terminal(report), markdown(report)):
-        assert text.count(reason) == 1
-        assert text.count("\n") < 12
-    assert junit_xml(report).count(reason) <= 3  # message and statement of the session's own case
+    told = markdown(report)
+    assert (terminal(report).count(reason), told.count(reason)) == (1, 1)
+    assert terminal(report).count("\n") < 12
+    assert f"> INCONCLUSIVE: nothing was replayed: {reason}\n" in told
+    assert told.count("\n| rank ") == len(EVERY)
+    assert f'message="not run: {reason}"' in junit_xml(report)
 
 
 def test_nothing_in_a_report_steers_a_terminal_or_the_reader_of_a_log() -> None:

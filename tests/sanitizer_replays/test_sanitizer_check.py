@@ -187,14 +187,27 @@ def test_a_report_that_lacks_something_says_what(change: Callable[[dict[str, Any
 
 
 def test_the_plain_step_reads_the_commands_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command's own JSON gives the kernel times; kinds without a capture are problems."""
+    """The command's own JSON gives the kernel times; kinds without a capture are problems, and so is a CPU."""
     made = make_ragged(tmp_path / "ragged", torch.device("cpu"))["ragged3"]
     shutil.copytree(made, tmp_path / "run-long" / "captures" / "rank=0" / "layer=0-M=1-step=1")
     monkeypatch.setattr(sanitizer_check, "REPEATS", 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    missing = [f"no capture {kind}" for kind in WANTED if kind != "one"]
     step = Step("plain")
     sanitizer_check.plain(bench(tmp_path), step)
-    assert step.problems == [f"no capture {kind}" for kind in WANTED if kind != "one"]
-    assert "median of 2" in step.lines[0]
+    (problem,) = [problem for problem in step.problems if problem not in missing]
+    assert problem.startswith("one: exit 3: ")
+
+    def on_a_gpu(argv: list[str], log: Path, limit_s: float) -> int:
+        report = {"replays": [{"run": {"result": {"kernel_us": [9.5, 9.75], "cpu_us": []}}}]}
+        Path(argv[argv.index("--json") + 1]).write_text(json.dumps(report))
+        return 0
+
+    monkeypatch.setattr(sanitizer_check, "command", on_a_gpu)
+    step = Step("plain")
+    sanitizer_check.plain(bench(tmp_path), step)
+    assert step.problems == missing
+    assert "9.8 us (median of 2)" in step.lines[0]
 
 
 def test_the_sweep_prints_and_writes_what_it_found(

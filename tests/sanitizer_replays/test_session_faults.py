@@ -341,7 +341,7 @@ def test_a_variant_that_was_asked_for_and_did_not_run_is_no_pass_of_replay(
     """On the CPU the reference runs, whatever was asked for."""
     capture = str(captures / "alphamoe_w8a8-M=3")
     assert main(["replay", capture, "--variant", "t64_w", "--device", "cpu"]) == 3
-    assert "no kernel t64_w" in capsys.readouterr().out
+    assert "no GPU: a reference ran on the CPU, no kernel was launched" in capsys.readouterr().out
 
 
 def test_two_replays_do_not_share_a_folder(captures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -405,19 +405,62 @@ def test_a_missing_tool_and_a_missing_gpu_are_told_together(
     monkeypatch.setattr("alphamoe_sanitizer_replays.tool.sanitizer.shutil.which", lambda *_, **__: None)
     assert main(["sanitize", str(captures), "--out", str(tmp_path / "r"), "--device", "cpu"]) == 3
     reason = read_report(tmp_path / "r" / "report.json").reason
-    assert "compute-sanitizer was not found" in reason
-    assert "on the CPU" in reason
+    assert reason.index("on the CPU") < reason.index("compute-sanitizer was not found")  # a tool alone would not do
     assert "rank 2" not in capsys.readouterr().out
 
 
-def test_without_a_gpu_the_output_check_says_that_no_kernel_ran(captures: Path, tmp_path: Path) -> None:
-    """The reason contradicts nothing, and no kernel time is told."""
-    assert (
-        main(["sanitize", str(captures), "--M", "3", "--tool", "none", "--device", "cpu", "--out", str(tmp_path)]) == 3
-    )
-    (entry,) = read_report(tmp_path / "report.json").entries
-    assert entry.reasons == ("no GPU: a reference ran on the CPU, and no kernel t8_c8",)
-    assert entry.kernel_us == ()
+@pytest.mark.parametrize("backend", ["flashinfer_alphamoe", "triton"])
+def test_without_a_gpu_no_replay_passes_in_either_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], backend: str
+) -> None:
+    """No kernel was launched, whatever the plug-in; that the output is the captured one is told beside it."""
+    reason = "no GPU: a reference ran on the CPU, no kernel was launched"
+    make_capture(tmp_path / "captures", backend=backend)
+    words = [str(tmp_path / "captures"), "--tool", "none", "--device", "cpu"]
+    assert main(["sanitize", *words, "--out", str(tmp_path / "report")]) == 3
+    (entry,) = read_report(tmp_path / "report" / "report.json").entries
+    assert entry.reasons == (reason,)
+    assert entry.output is not None
+    assert (entry.output.verdict, entry.kernel_us) == ("PASS", ())
+    capsys.readouterr()
+    assert main(["replay", *words, "--repeats", "3", "--json", str(tmp_path / "replay.json")]) == 3
+    told = capsys.readouterr().out
+    assert f"without a tool, reference: INCONCLUSIVE: {reason}\n" in told
+    assert "output: that of the capture, largest difference 0, " in told
+    assert "(3 calls on the CPU, no kernel's time)" in told
+    (replayed,) = json.loads((tmp_path / "replay.json").read_text())["replays"]
+    assert (replayed["verdict"], replayed["output"]["verdict"]) == ("INCONCLUSIVE", "PASS")
+    assert (len(replayed["run"]["result"]["cpu_us"]), replayed["run"]["result"]["kernel_us"]) == (3, [])
+
+
+def test_a_replay_folder_is_replaced_by_force_only_and_strangers_never(
+    captures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing of an earlier replay, or of the user's, is lost without a word."""
+    out = tmp_path / "out"
+    words = ["replay", str(captures / "alphamoe_w8a8-M=3"), "--device", "cpu", "--out", str(out)]
+    assert main(words) == 3
+    before = (out / "none" / "replay.json").read_bytes()
+    assert main(words) == 2
+    assert "replace it with --force" in capsys.readouterr().err
+    assert (out / "none" / "replay.json").read_bytes() == before
+    assert main([*words, "--force"]) == 3
+    (out / "notes.txt").write_text("mine")
+    assert main([*words, "--force"]) == 2
+    assert (out / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("command", ["sanitize", "replay"])
+def test_a_source_that_is_no_regular_file_is_told_as_what_it_is(
+    captures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    """It is there, so it is not told that it is not; one that is not there is."""
+    words = [command, str(captures / "alphamoe_w8a8-M=3"), "--out", str(tmp_path / "out"), "--source"]
+    assert main([*words, "/dev/null"]) == 2
+    assert "--source /dev/null: this is no regular file" in capsys.readouterr().err
+    assert main([*words, "none.cu"]) == 2
+    assert "--source none.cu: there is no such file" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -481,6 +524,15 @@ def test_progress_is_told_again_when_nothing_is_done_for_long(capsys: pytest.Cap
         progress("1 replay x 1 tool, 1 at a time", 0, 1)
         time.sleep(0.2)
     assert "at a time (0 s)" in capsys.readouterr().err
+
+
+def test_progress_names_the_variant(captures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Four variants of one capture are not four equal lines."""
+    words = ["--M", "3", "--tool", "none", "--device", "cpu", "--variants", "t8_c8", "t64_w", "--out"]
+    main(["sanitize", str(captures), *words, str(tmp_path / "r")])
+    told = capsys.readouterr().err
+    assert "no tool, rank 2 layer 1 M 3, t8_c8\n" in told
+    assert "no tool, rank 2 layer 1 M 3, t64_w\n" in told
 
 
 def test_a_session_says_what_is_to_come(

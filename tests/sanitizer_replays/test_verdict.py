@@ -254,9 +254,19 @@ def test_a_file_that_grew_too_large_is_the_reason_and_not_our_own_signal() -> No
     assert verdict.reasons == ("tool.log grew past 64 MiB; killed",)
 
 
-def test_a_host_call_that_reports_a_failed_kernel_leaves_the_target_open() -> None:
-    call = 'Program hit CUDA_ERROR_ILLEGAL_ADDRESS (error 700) due to "x" on CUDA API call to cuCtxSynchronize.'
-    text = f"{BANNER}========= {call}\n========= \n========= ERROR SUMMARY: 1 error\n"
+@pytest.mark.parametrize(
+    "call",
+    [
+        'CUDA_ERROR_ILLEGAL_ADDRESS (error 700) due to "x" on CUDA API call to cuCtxSynchronize.',
+        'cudaErrorIllegalAddress (error 700) due to "x" on CUDA API call to cudaDeviceSynchronize.',
+        'cudaErrorInvalidConfiguration (error 9) due to "x" on CUDA API call to cudaLaunchKernel.',
+        'CUDA_ERROR_INVALID_VALUE (error 1) due to "x" on CUDA API call to cuLaunchKernelEx.',
+        'cudaErrorLaunchFailure (error 719) due to "x" on CUDA API call to cudaGetDriverEntryPoint.',
+        "CUDA_ERROR_NEVER_HEARD_OF (error 12345)",
+    ],
+)
+def test_a_failed_host_call_leaves_the_target_open_unless_it_only_looked_something_up(call: str) -> None:
+    text = f"{BANNER}========= Program hit {call}\n========= \n========= ERROR SUMMARY: 1 error\n"
     verdict = judged(a_run(text=text))
     assert (verdict.target, verdict.whole, verdict.api_errors) == (Verdict.INCONCLUSIVE, Verdict.FAIL, 1)
 
@@ -285,7 +295,7 @@ def test_a_log_of_another_tool_proves_nothing_for_this_one() -> None:
 
 
 def test_an_allowed_finding_passes_is_listed_apart_and_stays_in_the_totals() -> None:
-    verdict = judged(a_run(text=with_fault(errors=2)), allow=parse_allow_list(ENTRY, "a.toml"))
+    verdict = judged(a_run(text=with_fault(errors=2)), allow=parse_allow_list(ENTRY, "a.toml", TODAY))
     assert (verdict.target, verdict.whole, verdict.found, verdict.shown) == (Verdict.PASS, Verdict.PASS, 2, 2)
     assert len(verdict.allowed) == 1
     assert "understood" in verdict.allowed[0]
@@ -293,32 +303,71 @@ def test_an_allowed_finding_passes_is_listed_apart_and_stays_in_the_totals() -> 
 
 
 def test_an_entry_that_expired_is_a_config_error_for_what_it_would_have_covered() -> None:
-    late = parse_allow_list(ENTRY.replace("2026-12-31", "2026-05-31"), "a.toml")
+    late = parse_allow_list(ENTRY.replace("2026-12-31", "2026-05-31"), "a.toml", TODAY)
     verdict = judged(a_run(text=with_fault()), allow=late)
     assert (verdict.target, verdict.settled_by, verdict.allowed) == (Verdict.CONFIG_ERROR, "allow-list", ())
     assert judged(a_run(), allow=late).target is Verdict.PASS
 
 
 def test_an_allowed_finding_excuses_nothing_that_was_not_printed_and_no_other_exit_code() -> None:
-    allow = parse_allow_list(ENTRY, "a.toml")
+    allow = parse_allow_list(ENTRY, "a.toml", TODAY)
     more = with_fault().replace("SUMMARY: 1 error", "SUMMARY: 9 errors")
     assert judged(a_run(text=more), allow=allow).target is Verdict.FAIL
     assert judged(a_run(text=with_fault(), exit_code=0), allow=allow).target is Verdict.INCONCLUSIVE
     assert judged(a_run(text=with_fault(), tool_version="2026.1"), allow=allow).target is Verdict.FAIL
 
 
-def test_a_run_without_a_tool_says_only_that_the_output_is_equal() -> None:
-    plain = a_run(log=None, tool="memcheck", exit_code=0)
-    plain = msgspec.structs.replace(plain, tool="none", error_exitcode=None, tool_version=None, xml_records=None)
-    assert judged(plain).target is Verdict.PASS
-    assert judged(plain).notes
-    reference = msgspec.structs.replace(LAUNCHED, launches=0, symbols=())
-    assert judged(msgspec.structs.replace(plain, result=reference)).target is Verdict.PASS
-    assert judged(plain, output=None).target is Verdict.INCONCLUSIVE
-    assert judged(plain, output=OutputCheck(verdict="FAIL", reason="x")).target is Verdict.FAIL
-    assert judged(msgspec.structs.replace(plain, exit_code=1)).target is Verdict.INCONCLUSIVE
+def plain_run(**result: Any) -> ToolRun:
+    run = a_run(log=None, exit_code=0, result=msgspec.structs.replace(LAUNCHED, **result))
+    return msgspec.structs.replace(
+        run, tool="none", error_exitcode=None, tool_version=None, xml_records=None, symbols=()
+    )
+
+
+def test_a_run_without_a_tool_says_that_the_kernel_ran_and_the_output_is_equal() -> None:
+    verdict = judged(plain_run())
+    assert (verdict.target, verdict.whole, verdict.reasons) == (Verdict.PASS, Verdict.PASS, ())
+    assert verdict.notes == ("no tool looked: nothing is known of races and memory",)
+    assert judged(plain_run(), output=None).target is Verdict.INCONCLUSIVE
+    assert judged(plain_run(), output=OutputCheck(verdict="FAIL", reason="x")).target is Verdict.FAIL
+    assert judged(msgspec.structs.replace(plain_run(), exit_code=1)).target is Verdict.INCONCLUSIVE
+
+
+ON_CPU = "no GPU: a reference ran on the CPU, no kernel was launched"
+
+
+@pytest.mark.parametrize(
+    ("result", "why"),
+    [
+        ({"device": "cpu"}, ON_CPU),
+        ({"device": "cpu", "symbols": (), "launches": 0, "variant": "reference"}, ON_CPU),
+        ({"device": None}, "the replay does not say on which GPU it ran"),
+        ({"launches": 0}, "the replay says that it launched no kernels"),
+        ({"launches": None}, f"nothing tells that {TARGET} was launched"),
+        ({"symbols": ("other",)}, f"the replay did not launch {TARGET}"),
+    ],
+)
+def test_without_a_tool_a_kernel_that_was_not_seen_to_run_is_no_pass(result: dict[str, Any], why: str) -> None:
+    for run in (plain_run(**result), a_run(result=msgspec.structs.replace(LAUNCHED, **result))):
+        verdict = judged(run)
+        assert (verdict.target, verdict.reasons) == (Verdict.INCONCLUSIVE, (why,))
+
+
+def test_without_a_tool_a_capture_without_a_symbol_is_no_pass_and_tritons_word_is_one() -> None:
+    unnamed = judged(plain_run(symbols=(), launches=None, seen={TARGET: 1}), symbols=())
+    assert unnamed.target is Verdict.INCONCLUSIVE
+    assert "--symbol" in unnamed.reasons[0]
+    seen = judged(plain_run(launches=None, seen={TARGET: 2}))
+    assert seen.target is Verdict.PASS
+    assert seen.notes[0] == f"seen by Triton's launch hook: {TARGET} (2 launched)"
+
+
+def test_without_a_tool_an_output_that_is_wrong_on_a_cpu_fails() -> None:
+    verdict = judged(plain_run(device="cpu"), output=OutputCheck(verdict="FAIL", reason="off"))
+    assert verdict.target is Verdict.FAIL
+    assert verdict.reasons == ("the output is not the captured one: off", ON_CPU)
 
 
 def test_a_verdict_goes_through_json() -> None:
-    verdict = judged(a_run(text=with_fault()), allow=parse_allow_list(ENTRY, "a.toml"))
+    verdict = judged(a_run(text=with_fault()), allow=parse_allow_list(ENTRY, "a.toml", TODAY))
     assert msgspec.json.decode(msgspec.json.encode(verdict), type=ToolVerdict) == verdict

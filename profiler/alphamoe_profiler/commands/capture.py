@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alphamoe_profiler.printable import printable
-from alphamoe_tracers.errors import UsageError
+from alphamoe_tracers.errors import EvidenceError, UsageError
 
 if TYPE_CHECKING:
     from alphamoe_sanitizer_replays.hooks.settings import HookSettings
@@ -41,7 +42,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what is captured")
     what.add_argument("--callable", action="append", default=[], metavar="M:N", help="a function by its import path")
     what.add_argument("--op", action="append", default=[], metavar="NS::NAME", help="a torch operator by its name")
-    what.add_argument("--first", type=_integer, default=1, metavar="N", help="calls of each M and rank (default 1)")
+    what.add_argument("--first", type=_integer, default=1, metavar="N", help="calls of each target, M and process (1)")
     what.add_argument("--M", type=_integer, action="append", default=[], metavar="N", help="only this M; repeatable")
     what.add_argument(
         "--m-from", default="", metavar="ARG:DIM", help="where M is read (default: first tensor, dimension 0)"
@@ -49,7 +50,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--rank", default="all", metavar="R", help="all (default), last, a number, or several as in 0+3")
     what.add_argument("--when", type=Path, metavar="FILE", help="take calls only while FILE exists")
     how = parser.add_argument_group("how it is replayed")
-    how.add_argument("--plugin", metavar="NAME", help="replay plug-in (default: callable or torch_op)")
+    how.add_argument("--plugin", metavar="NAME", help="replay plug-in of every target (default: callable or torch_op)")
     how.add_argument(
         "--symbol",
         action="append",
@@ -89,17 +90,15 @@ def run(args: argparse.Namespace) -> int:
         when=args.when.absolute() if args.when else None,
         max_bytes=parse_bytes(args.max_bytes),
     )
-    _check_out(settings.out, args.add)
     _check_plugin(settings)
-    root = f"{os.getpid()}-capture-{os.urandom(4).hex()}"
-    code, interrupted = _run(program, _environment(settings, root))
-    told = summary(settings, root)
-    for line in told.lines:
-        sys.stderr.write(printable(f"{line[:1].upper()}{line[1:]}\n"))
-    if told.captured:
-        sys.stderr.write(
-            printable(f"Next: alphamoe-trace sanitize {settings.out}, or replay with one of its captures\n")
-        )
+    with _folder(settings.out, args.add):
+        root = f"{os.getpid()}-capture-{os.urandom(4).hex()}"
+        code, interrupted = _run(program, _environment(settings, root))
+        told = summary(settings, root)
+        for line in told.lines:
+            sys.stderr.write(printable(f"{line[:1].upper()}{line[1:]}\n"))
+        if told.captured:
+            sys.stderr.write(printable(f"{_next_step(settings.out)}\n"))
     # A server is ended by a signal: that is no failure of its own.
     if code and not interrupted:
         sys.stderr.write(f"the program ended with {code}\n")
@@ -111,12 +110,13 @@ def _check_plugin(settings: HookSettings) -> None:
     """Look at the replay plug-in now, where it can be imported; say what its captures will lack.
 
     Raises:
-        UsageError: it is here, and is no plug-in.
+        UsageError: it is here, and is no plug-in, or none for one of the targets.
     """
     from importlib.util import find_spec
 
     name = settings.plugin
     if name is not None:
+        from alphamoe_sanitizer_replays.plugins.generic_call import check_kind
         from alphamoe_sanitizer_replays.plugins.protocol import find_plugin
 
         module, colon, _ = name.partition(":")
@@ -125,7 +125,9 @@ def _check_plugin(settings: HookSettings) -> None:
         except (ImportError, ValueError):
             here = False
         if here:
-            find_plugin(name)
+            plugin = find_plugin(name)
+            for target in (*settings.callables, *settings.ops):
+                check_kind(plugin, name, target)
         else:
             _note(f"the plug-in {name} cannot be imported here, so it is not checked; a replay needs it in PYTHONPATH")
     if not settings.symbols:
@@ -157,6 +159,42 @@ def _strangers(out: Path) -> bool:
     from alphamoe_sanitizer_replays.hooks.report import FOLDER
 
     return any(entry.name != FOLDER and not entry.name.startswith("rank=") for entry in out.iterdir())
+
+
+@contextlib.contextmanager
+def _folder(out: Path, add: bool) -> Iterator[None]:
+    """Make the folder of the captures; where none was made, nothing of it stays.
+
+    Raises:
+        UsageError: it cannot be used.
+    """
+    from alphamoe_sanitizer_replays.captures.store import find_captures
+    from alphamoe_sanitizer_replays.hooks.report import FOLDER
+
+    there = out.is_dir()
+    _check_out(out, add)
+    try:
+        yield
+    finally:
+        if not find_captures(out):
+            shutil.rmtree(out / FOLDER, ignore_errors=True)
+            for folder in (*out.glob("rank=*"), *(() if there else (out,))):
+                with contextlib.suppress(OSError):  # not empty
+                    folder.rmdir()
+
+
+def _next_step(out: Path) -> str:
+    """Say what can be done with captures: without a GPU there is no kernel to judge."""
+    from alphamoe_sanitizer_replays.captures.store import find_captures, open_capture
+
+    for path in find_captures(out):
+        with contextlib.suppress(EvidenceError):  # a damaged one is told by whoever replays it
+            if open_capture(path).capture.gpu_name is not None:
+                return f"Next: alphamoe-trace sanitize {out}, or replay with one of its captures"
+    return (
+        "These calls ran without a GPU, so no kernel was launched that sanitize could judge: capture on a GPU for "
+        "that. Next: alphamoe-trace replay CAPTURE compares the output of one"
+    )
 
 
 def _check_out(out: Path, add: bool) -> None:

@@ -22,9 +22,12 @@ examples:
   alphamoe-trace replay CAPTURE --source my_kernel.cu --repeats 100     (a copy of the kernel's source, changed)
   alphamoe-trace replay CAPTURE --tool racecheck --out racecheck-logs
 
+The verdict is that of alphamoe-trace sanitize --tool none. Whether the output is that of the capture is told beside it,
+also where the verdict is INCONCLUSIVE: on a CPU no kernel is launched, and the output of a reference is compared.
 A tool that finds nothing here proves nothing: alphamoe-trace sanitize runs its controls too.
 
-exit codes: 0 the output is that of the capture, 1 it is not or a tool found something, 2 usage, 3 INCONCLUSIVE
+exit codes: 0 PASS (the kernel was launched, and the output is that of the capture), 1 FAIL (the output is another one,
+or a tool found something), 2 usage, 3 INCONCLUSIVE
 """
 
 
@@ -44,6 +47,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     tools.add_argument("--timeout", type=float, default=120.0, metavar="S", help="seconds for each process (120)")
     told = parser.add_argument_group("reports")
     told.add_argument("--out", type=Path, metavar="DIR", help="keep logs, outputs and drawn weights in DIR")
+    told.add_argument("--force", action="store_true", help="replace an earlier replay in DIR")
     told.add_argument("--json", nargs="?", const="-", metavar="FILE", help="one JSON document, to stdout or to FILE")
 
 
@@ -77,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
             timeout_s=args.timeout,
             sanitizer=args.sanitizer,
             out=args.out,
+            force=args.force,
         )
         interrupts.hold()
         outputs: dict[str, Callable[[], object]] = {"standard output": lambda: _tell(report, args.json == "-")}

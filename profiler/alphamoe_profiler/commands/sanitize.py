@@ -23,11 +23,11 @@ examples:
   alphamoe-trace sanitize RUN                                         every capture, every tool
   alphamoe-trace sanitize RUN --ranks 0 last --layers 0 last --tool synccheck racecheck
   alphamoe-trace sanitize RUN --variants all --source kernel.cu       a changed kernel on the same inputs
-  alphamoe-trace sanitize CAPTURE --tool none                         the output check and times, no tool
+  alphamoe-trace sanitize CAPTURE --tool none                         launch, output and times, no tool
 
 The report goes to RUN/reports/sanitizer, or to ./sanitizer-report for captures outside a run: report.json, junit.xml,
 report.md, and every tool's log and XML. A clean result counts only when the planted faults of its tool were caught in
-the same session.
+the same session. Without a GPU everything is INCONCLUSIVE; --tool none compares the outputs there all the same.
 
 exit codes: 0 PASS, 1 FAIL, 2 usage or CONFIG_ERROR, 3 INCONCLUSIVE
 """
@@ -98,6 +98,7 @@ def _options(args: argparse.Namespace) -> SessionOptions:
         UsageError: a number that cannot be, an unknown tool, nothing to replay, a file that is not there or cannot be
             written.
     """
+    from alphamoe_sanitizer_replays.replays.job import check_file
     from alphamoe_sanitizer_replays.session.plan import DEFAULT_TIMEOUT_S, SessionOptions, parse_tools
 
     if not args.paths:
@@ -108,9 +109,8 @@ def _options(args: argparse.Namespace) -> SessionOptions:
         raise UsageError(f"--timeout {args.timeout:g} is no time", "seconds, up to a day")
     if args.jobs is not None and not 1 <= args.jobs <= 256:
         raise UsageError(f"--jobs {args.jobs} cannot be", "1 to 256")
-    for option, path in (("--source", args.source), ("--allow-list", args.allow_list)):
-        if path is not None and not path.is_file():
-            raise UsageError(f"{option} {path}: there is no such file")
+    check_file(args.source, "--source")
+    check_file(args.allow_list, "--allow-list")
     if args.plugin is not None:
         from alphamoe_sanitizer_replays.plugins.protocol import find_plugin
 

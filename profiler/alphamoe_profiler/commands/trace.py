@@ -108,7 +108,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help="store the inputs and output of chosen eager dispatches, for alphamoe-trace sanitize and replay, as in "
         "layer=0,M=1; keys are layer (a number, last, all), M (a number, decode, prefill, all), rank (0+last, all), "
         "execution (eager, the only one), every (bucket: one for each M, else only the first of each rank and layer, "
-        "so layer=0 alone takes one prefill) and purpose (witness); may be repeated",
+        "so layer=0 alone takes one prefill) and purpose (witness by default, warmup, capture); may be repeated",
     )
     record.add_argument(
         "--capture-weights",

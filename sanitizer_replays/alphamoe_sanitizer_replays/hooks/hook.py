@@ -17,7 +17,7 @@ from typing import Any
 from alphamoe_sanitizer_replays.hooks.import_watch import ImportWatch
 from alphamoe_sanitizer_replays.hooks.op_override import OpOverride, RegistrationWatch
 from alphamoe_sanitizer_replays.hooks.report import Board, say, summary
-from alphamoe_sanitizer_replays.hooks.settings import ROOT, HookSettings, from_environment
+from alphamoe_sanitizer_replays.hooks.settings import ROOT, VARIABLES, HookSettings, from_environment, unknown_variables
 from alphamoe_sanitizer_replays.hooks.tap import Tap
 from alphamoe_sanitizer_replays.hooks.wrapping import Wrapped, wrap
 from alphamoe_tracers.errors import AlphaMoEError, UsageError
@@ -164,13 +164,18 @@ def arm(environ: MutableMapping[str, str] | None = None) -> Hook | None:
     """
     global _ARMED
     environ = os.environ if environ is None else environ
+    if any(_is_ours(word) for word in sys.orig_argv[1:4]):
+        return None
+    strangers = unknown_variables(environ)
+    if strangers and not environ.get(ROOT):  # else the process that reports has told it
+        say(f"no variable of the hook, and ignored: {', '.join(strangers)} (known are {', '.join(VARIABLES)})")
     try:
         settings = from_environment(environ)
     except (UsageError, OSError) as error:  # OSError: the working directory is gone
         hint = f" ({error.hint})" if isinstance(error, UsageError) and error.hint else ""
         say(f"nothing will be captured: {error}{hint}")
         return None
-    if settings is None or _ARMED is not None or any(_is_ours(word) for word in sys.orig_argv[1:4]):
+    if settings is None or _ARMED is not None:
         return None
     root = environ.get(ROOT, "")
     is_root = not root

@@ -29,6 +29,8 @@ MAX_BYTES = PREFIX + "MAX_BYTES"
 ROOT = PREFIX + "ROOT"
 """Process that says at its end what was captured: set by the command, or by the first process that has the hook."""
 
+VARIABLES = (CALLABLE, OP, OUT, FIRST, M, M_FROM, RANK, PLUGIN, SYMBOL, IMPORT, WHEN, MAX_BYTES)
+
 DEFAULT_OUT = "alphamoe-captures"
 DEFAULT_MAX_BYTES = 16 << 30
 
@@ -137,6 +139,11 @@ def from_environment(environ: Mapping[str, str]) -> HookSettings | None:
         when=Path(when).absolute() if when else None,
         max_bytes=parse_bytes(environ.get(MAX_BYTES) or str(DEFAULT_MAX_BYTES)),
     )
+
+
+def unknown_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Name the variables that begin as the hook's do and are none of them: misspelt ones."""
+    return tuple(sorted(name for name in environ if name.startswith(PREFIX) and name not in (*VARIABLES, ROOT)))
 
 
 def parse_m_from(text: str) -> tuple[str, int] | None:

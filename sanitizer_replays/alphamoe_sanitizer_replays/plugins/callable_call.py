@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from alphamoe_sanitizer_replays.plugins.generic_call import GenericCall, import_module
-from alphamoe_tracers.errors import EvidenceError, UsageError
+from alphamoe_tracers.errors import UsageError
 
 if TYPE_CHECKING:
     from alphamoe_sanitizer_replays.captures.records import Capture
@@ -17,16 +17,18 @@ class CallableCall(GenericCall):
 
     name = "callable"
 
+    def takes(self, target: str) -> bool:
+        """Functions, ``module:name``."""
+        module, _, name = target.partition(":")
+        return bool(module and name) and "::" not in target
+
     def find(self, capture: Capture) -> Callable[..., Any]:
         """Import the function's module and give the function.
 
         Raises:
-            EvidenceError: the capture names no import path.
             UsageError: there is no such module or function here.
         """
         module, _, path = (capture.callable or "").partition(":")
-        if not module or not path:
-            raise EvidenceError(f"the capture names no callable: {capture.callable!r}")
         found: Any = import_module(module)
         for part in path.split("."):
             found = getattr(found, part, None)

@@ -56,6 +56,10 @@ class GenericCall:
         """Give what is called; raises AlphaMoEError where it is not there."""
         raise NotImplementedError
 
+    def takes(self, target: str) -> bool:
+        """Whether a call of this function or operator, as a capture names it, is of the kind that is found here."""
+        return True
+
     def tolerance(self, output: str, dtype: str) -> float:
         """Give the largest difference that is allowed of an element of an output; 0 is bitwise.
 
@@ -72,9 +76,11 @@ class GenericCall:
         """Hold what the capture says of itself to what the hook knows: no layer, no shapes of experts, M of a tensor.
 
         Raises:
+            UsageError: it is of another kind of call.
             EvidenceError: it says more, or an M that no tensor has.
         """
         capture = stored.capture
+        check_kind(self, self.name, capture.callable or "")
         claims = {"layer": capture.layer, "geometry": capture.geometry, "launch": capture.launch}
         for name, claim in claims.items():
             if claim is not None:
@@ -187,6 +193,20 @@ class GenericCall:
             return _told("INCONCLUSIVE", unjudged, phrases)
         # relative_error stays null: it is that of a float64 oracle, which there is none of here.
         return _told("PASS", "", phrases, worst)
+
+
+def check_kind(plugin: object, name: str, target: str) -> None:
+    """Refuse a function for a plug-in that replays operators, and the other way round.
+
+    Raises:
+        UsageError: with the plug-ins that fit.
+    """
+    if isinstance(plugin, GenericCall) and not plugin.takes(target):
+        kind, fitting = ("an operator", "torch_op") if "::" in target else ("a function", "callable")
+        raise UsageError(
+            f"the plug-in {name} cannot replay {target or 'a call without a name'}",
+            f"{kind} needs --plugin {fitting}, or another one for such calls",
+        )
 
 
 def _row_scale(values: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from alphamoe_sanitizer_replays.plugins.generic_call import IMPORT_VARIABLE, GenericCall
-from alphamoe_tracers.errors import EvidenceError, UsageError
+from alphamoe_tracers.errors import UsageError
 
 if TYPE_CHECKING:
     from alphamoe_sanitizer_replays.captures.records import Capture
@@ -17,18 +17,20 @@ class TorchOp(GenericCall):
 
     name = "torch_op"
 
+    def takes(self, target: str) -> bool:
+        """Operators, ``namespace::name``."""
+        namespace, _, name = target.partition("::")
+        return bool(namespace and name)
+
     def find(self, capture: Capture) -> Callable[..., Any]:
         """Give the operator, which the modules named by the capture registered.
 
         Raises:
-            EvidenceError: the capture names no operator.
             UsageError: none of that name is registered here.
         """
         import torch
 
         namespace, _, rest = (capture.callable or "").partition("::")
-        if not namespace or not rest:
-            raise EvidenceError(f"the capture names no operator: {capture.callable!r}")
         name, _, overload = rest.partition(".")
         try:
             found: Callable[..., Any] = getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")

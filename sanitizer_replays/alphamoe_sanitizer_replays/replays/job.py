@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 
     from alphamoe_sanitizer_replays.captures.records import Capture
     from alphamoe_sanitizer_replays.captures.store import StoredCapture
+
+
+INPUTS_NAME = re.compile(r"inputs-[0-9a-f]{12}\.safetensors")
+"""Of a file that :func:`place_inputs` writes."""
 
 
 @dataclass(frozen=True)
@@ -140,10 +145,8 @@ def prepare_job(
     """Write one replay's specification into ``folder``, which is made where it is missing.
 
     Raises:
-        UsageError: there is no such variant, or no such source file.
+        UsageError: there is no such variant.
     """
-    if source is not None and not source.is_file():
-        raise UsageError(f"{source}: there is no such source file")
     folder.mkdir(parents=True, exist_ok=True)
     result = (folder / "replay.json").absolute()
     # What an earlier replay said must not pass for this one's.
@@ -186,7 +189,7 @@ def run_replay(
         relative_to: what the file names of the run are relative to.
 
     Raises:
-        UsageError: there is no such variant, source file or tool, or a symbol cannot be a filter.
+        UsageError: there is no such variant or tool, or a symbol cannot be a filter.
         OSError: the folder cannot be written.
     """
     job = prepare_job(inputs, folder, device=device, variant=variant, source=source, repeats=0 if tool else repeats)
@@ -225,12 +228,25 @@ def watched_symbols(tool: Tool, plugin: ReplayPlugin, capture: Capture) -> tuple
     return () if tool == "initcheck" and isinstance(plugin, LaunchesOthers) else capture.symbols
 
 
+def check_file(path: Path | None, option: str) -> None:
+    """Refuse what an option names and what is no file.
+
+    Raises:
+        UsageError: there is nothing, or something else.
+    """
+    if path is None or path.is_file():
+        return
+    if path.exists():
+        raise UsageError(f"{option} {path}: this is no regular file")
+    raise UsageError(f"{option} {path}: there is no such file")
+
+
 def check_outputs(inputs: ReplayInputs, job: ReplayJob, result: ReplayResult | None) -> OutputCheck:
     """Judge what a replay left by the capture; a replay that left nothing proves nothing."""
     if result is None:
         return _open("the replay process ended without a result")
     if result.status != "launched":
-        return _open(f"the replay failed: {result.error}")
+        return _open("the replay failed")
     if result.outputs is None or Path(result.outputs).name != result.outputs:
         return _open("the replay names no file of outputs")
     from safetensors import SafetensorError

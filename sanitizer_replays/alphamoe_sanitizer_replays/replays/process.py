@@ -88,7 +88,7 @@ def main(argv: list[str]) -> int:
     try:
         result = _replay(spec, timings_s)
     except Exception as error:  # whatever it was, the parent must read it
-        text = " ".join(f"{type(error).__name__}: {error}".split())
+        text = _told(error)
         sys.stderr.write(f"replay: {text}\n")
         result = ReplayResult(
             status="failed", error=text[:2000], caching_allocator=_caching_allocator(None), timings_s=timings_s
@@ -96,6 +96,13 @@ def main(argv: list[str]) -> int:
     with replacing(Path(spec.result)) as stream:
         stream.write(msgspec.json.encode(result))
     return 0 if result.status == "launched" else 1
+
+
+def _told(error: Exception) -> str:
+    """Tell an error in one line: one of ours as the command line tells it, with its hint, another one by its kind."""
+    hint = f" ({error.hint.strip().rstrip('.')})" if isinstance(error, AlphaMoEError) and error.hint else ""
+    name = "" if isinstance(error, AlphaMoEError) else f"{type(error).__name__}: "
+    return " ".join(f"{name}{error}{hint}".split())
 
 
 def _replay(spec: ReplaySpec, timings_s: dict[str, float]) -> ReplayResult:
@@ -107,7 +114,7 @@ def _replay(spec: ReplaySpec, timings_s: dict[str, float]) -> ReplayResult:
     device = torch.device(spec.device)
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise UsageError("there is no CUDA device for this replay", "replay on a machine with a GPU")
+            raise UsageError("there is no CUDA device here", "run alphamoe-trace doctor, or name --device cpu")
         device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
     timings_s["imports"] = (time.time_ns() - _FIRST_LINE_NS) / 1e9
@@ -132,6 +139,7 @@ def _replay(spec: ReplaySpec, timings_s: dict[str, float]) -> ReplayResult:
     timings_s["launch"], timings_s["download"] = launched - started, time.perf_counter() - launched
     name = f"{Path(spec.result).stem}.outputs.safetensors"
     save_tensors(Path(spec.result).with_name(name), outputs)
+    times = _timed(prepared, spec.repeats, device)
     return ReplayResult(
         status="launched",
         symbols=prepared.symbols,
@@ -145,7 +153,8 @@ def _replay(spec: ReplaySpec, timings_s: dict[str, float]) -> ReplayResult:
         witnessed=witnessed,
         seen=seen,
         timings_s=timings_s,
-        kernel_us=_timed(prepared, spec.repeats, device),
+        kernel_us=times if device.type == "cuda" else (),
+        cpu_us=times if device.type != "cuda" else (),
         outputs=name,
     )
 

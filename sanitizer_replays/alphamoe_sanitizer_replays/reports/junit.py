@@ -67,7 +67,7 @@ def _entry(suite: ElementTree.Element, entry: ReplayEntry, session_reason: str) 
     name = " ".join(part for part in (entry.tool, entry.label, entry.variant) if part)
     group = f"sanitize.{entry.tool}"
     if not entry.ran and entry.reasons == (session_reason,):
-        _case(suite, group, name, entry.verdict, "not run: see the session", (), 0.0)
+        _case(suite, group, name, entry.verdict, f"not run: {session_reason}", (), 0.0)
         return
     lines = [f"{counts_told(entry)}, output {output_told(entry)}", *entry_lines(entry)]
     lines += [f"allowed: {line}" for line in entry.allowed]

@@ -30,12 +30,11 @@ def markdown(report: SanitizeReport) -> str:
     lines = [
         f"## {SIGN[report.verdict]} {report.verdict.value}: sanitizer replays",
         "",
-        markdown_text(report.reason),
-        "",
     ]
-    if any(entry.ran for entry in report.entries):
-        lines += [line for text in report.statement.split("\n") for line in (f"> {markdown_text(text)}", "")]
-        lines += _table(report)
+    if any(entry.ran for entry in report.entries):  # else the sentence to quote is the reason
+        lines += [markdown_text(report.reason), ""]
+    lines += [line for text in report.statement.split("\n") for line in (f"> {markdown_text(text)}", "")]
+    lines += _table(report)
     groups = open_groups(report)
     opened = [line for title, own in groups for line in _list(title, own)]
     lines += opened if len(groups) <= _MOST_OPEN else _folded("What is not clean", opened)

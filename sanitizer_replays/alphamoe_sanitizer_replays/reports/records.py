@@ -228,7 +228,12 @@ def many(count: int, noun: str) -> str:
 
 def told(entry: ReplayEntry) -> str:
     """Name one entry: ``racecheck, rank 0 layer 0 M 1, t8_c8``."""
-    return ", ".join(part for part in (entry.tool, entry.label, entry.variant) if part)
+    return replay_named(entry.tool, entry.label, entry.variant)
+
+
+def replay_named(tool: str, label: str, variant: str | None) -> str:
+    """Name one replay by its tool, its capture and its variant, as far as there are any."""
+    return ", ".join(part for part in ("no tool" if tool == "none" else tool, label, variant) if part)
 
 
 def report_document(report: SanitizeReport) -> dict[str, object]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from alphamoe_sanitizer_replays.session.plan import Plan, SessionOptions
-from alphamoe_sanitizer_replays.tool.folder_lock import locked_folder
+from alphamoe_sanitizer_replays.tool.folder_lock import clear_folder, locked_folder
 from alphamoe_tracers.errors import UsageError
 
 _BUNDLE_PLACE = Path("reports") / "sanitizer"
@@ -29,22 +28,6 @@ def report_folder(options: SessionOptions, plan: Plan) -> Iterator[Path]:
         if place.is_symlink() or (place.exists() and not place.is_dir()):
             raise UsageError(f"{place} is no folder", "a link is none; name another with --out")
     with locked_folder(folder):
-        _clear(folder, options.force, plan)
+        inputs = [own.stored.path for own in plan.captures]
+        clear_folder(folder, _OWN_NAMES.__contains__, options.force, inputs, "report")
         yield folder
-
-
-def _clear(folder: Path, force: bool, plan: Plan) -> None:
-    found = sorted(folder.iterdir())
-    strangers = [entry.name for entry in found if entry.name not in _OWN_NAMES]
-    if strangers:
-        raise UsageError(f"{folder} holds {strangers[0]}, which is of no report", "name another folder with --out")
-    if found and not force:
-        raise UsageError(f"{folder} holds a report already", "replace it with --force, or name another with --out")
-    inputs = {own.stored.path.resolve() for own in plan.captures}
-    if any(path.is_relative_to(folder.resolve()) for path in inputs):
-        raise UsageError(f"{folder} holds captures of this session", "name another folder with --out")
-    for entry in found:
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()

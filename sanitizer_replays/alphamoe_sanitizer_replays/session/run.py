@@ -58,7 +58,7 @@ def run_session(
         try:
             tool_path = find_tool(options.sanitizer)
         except EvidenceError as error:
-            trouble = "; ".join(filter(None, (f"{error}: {error.hint}", trouble)))
+            trouble = "; ".join(filter(None, (trouble, f"{error}: {error.hint}")))
     work = SessionWork(options, plan, folder, device, tool_path, told)
     if not trouble:
         work.run(interrupts or Interrupts())

@@ -16,7 +16,7 @@ from alphamoe_sanitizer_replays.controls.session import ControlSession
 from alphamoe_sanitizer_replays.plugins.protocol import CompiledAhead
 from alphamoe_sanitizer_replays.replays.job import ReplayInputs, prepare_inputs, run_replay, stumble
 from alphamoe_sanitizer_replays.replays.witness import Witnesses
-from alphamoe_sanitizer_replays.reports.records import ReplayEntry, many
+from alphamoe_sanitizer_replays.reports.records import ReplayEntry, many, replay_named
 from alphamoe_sanitizer_replays.results import ControlReport, OutputCheck, Tool, ToolRun
 from alphamoe_sanitizer_replays.session.entries import open_entry
 from alphamoe_sanitizer_replays.session.plan import Plan, PlannedCapture, SessionOptions
@@ -201,7 +201,8 @@ class SessionWork:
         elif isinstance(failure, Exception):
             self._fail([wanted], failure)
         if not self.interrupted:
-            self._told(f"{wanted.tool or 'no tool'}, {wanted.capture.facts.label}", self._done, len(self._possible))
+            named = replay_named(wanted.tool or "none", wanted.capture.facts.label, wanted.variant)
+            self._told(named, self._done, len(self._possible))
 
     def _fail(self, jobs: Sequence[Wanted], error: Exception) -> None:
         self._done += len(jobs)

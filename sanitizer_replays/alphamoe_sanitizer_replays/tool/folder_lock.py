@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from alphamoe_tracers.errors import UsageError
@@ -43,3 +44,31 @@ def locked_folder(folder: Path) -> Iterator[Path]:
             with contextlib.suppress(OSError):  # not empty
                 folder.rmdir()
         os.close(handle)
+
+
+def clear_folder(folder: Path, own: Callable[[str], bool], force: bool, kept: Iterable[Path], kind: str) -> None:
+    """Empty a folder that is written anew, where it holds nothing but what was written there before.
+
+    Args:
+        folder: a folder that is there.
+        own: says of a name whether it is one that is written there.
+        force: remove what is there.
+        kept: paths that must not lie in it.
+        kind: of what lies there, in one word.
+
+    Raises:
+        UsageError: it holds something else, a path of ``kept``, or anything without ``force``.
+    """
+    found = sorted(folder.iterdir())
+    strangers = [entry.name for entry in found if not own(entry.name)]
+    if strangers:
+        raise UsageError(f"{folder} holds {strangers[0]}, which is of no {kind}", "name another folder with --out")
+    if found and not force:
+        raise UsageError(f"{folder} holds a {kind} already", "replace it with --force, or name another with --out")
+    if any(path.resolve().is_relative_to(folder.resolve()) for path in kept):
+        raise UsageError(f"{folder} holds captures that this {kind} reads", "name another folder with --out")
+    for entry in found:
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()

@@ -10,6 +10,7 @@ from alphamoe_sanitizer_replays.tool.blocks import names_target
 from alphamoe_tracers.symbols import base_name, demangle
 
 _NEEDS_BARE_ALLOCATIONS = ("memcheck", "initcheck")
+_ON_CPU = "no GPU: a reference ran on the CPU, no kernel was launched"
 
 
 def evidence_problems(run: ToolRun, target: tuple[str, ...]) -> list[str]:
@@ -98,34 +99,18 @@ def _of_result(run: ToolRun, target: tuple[str, ...]) -> list[str]:
         return ["the replay wrote no result: it died, or it never began"]
     if result.status != "launched":
         return []
-    told = [*_of_place(run, result), *_of_launch(run, result, target)]
-    if run.variant is not None and result.variant != run.variant:
-        on_cpu = f"no GPU: a reference ran on the CPU, and no kernel {run.variant}"
-        other = f"the replay launched the variant {result.variant or 'unknown'}, not {run.variant}"
-        told.append(on_cpu if result.device == "cpu" else other)
+    told = [_ON_CPU] if result.device == "cpu" else _of_launch(run, result, target)
+    if result.device is None:
+        told.insert(0, "the replay does not say on which GPU it ran")
+    if run.tool != "none" and result.collector != "off":
+        told.append(f"a collector ({result.collector}) ran beside the tool, which makes either of them blind")
     if run.tool in _NEEDS_BARE_ALLOCATIONS and result.caching_allocator:
         told.append(f"torch's caching allocator was on, which hides faults from {run.tool}")
     return told
 
 
-def _of_place(run: ToolRun, result: ReplayResult) -> list[str]:
-    """Ask that the replay ran where its tool could watch it, and with nothing else that watches."""
-    if run.tool == "none":
-        return []
-    told = []
-    if result.device is None:
-        told.append("the replay does not say on which GPU it ran")
-    elif result.device == "cpu":
-        told.append("the replay ran on the CPU, and the tools watch kernels on a GPU alone")
-    if result.collector != "off":
-        told.append(f"a collector ({result.collector}) ran beside the tool, which makes either of them blind")
-    return told
-
-
 def _of_launch(run: ToolRun, result: ReplayResult, target: tuple[str, ...]) -> list[str]:
-    """Ask that the kernel under test ran and was watched; without a tool the output is the whole question."""
-    if run.tool == "none":
-        return []
+    """Ask that the kernel under test ran, in the variant that was asked for, and that a tool watched it."""
     if result.launches is not None and result.launches < 1:
         return [f"the replay says that it launched {result.launches or 'no'} kernels"]
     wanted = target or result.symbols
@@ -140,15 +125,17 @@ def _of_launch(run: ToolRun, result: ReplayResult, target: tuple[str, ...]) -> l
     unwatched = [symbol for symbol in wanted if run.symbols and not any(part in symbol for part in run.symbols)]
     if unwatched:
         told.append(f"the tool was told to watch {', '.join(run.symbols)}, and not {', '.join(unwatched)}")
+    if run.variant is not None and result.variant != run.variant:
+        told.append(f"the replay launched the variant {result.variant or 'unknown'}, not {run.variant}")
     return told
 
 
 def _of_unknown_launches(witness: Witness | None, result: ReplayResult, wanted: tuple[str, ...]) -> list[str]:
-    """Ask, where the plug-in cannot say what its call launches, that the target was seen to be launched under the tool.
+    """Ask, where the plug-in cannot say what its call launches, that the target was seen to be launched in this run.
 
     What another process launched without the tool proves nothing of this one: a call may step aside under a slow tool.
     """
-    unseen = unseen_under_tool(result, wanted)
+    unseen = _unseen(result, wanted)
     if not unseen:
         return []
     named = " and ".join(unseen)
@@ -173,8 +160,8 @@ def _of_unknown_launches(witness: Witness | None, result: ReplayResult, wanted: 
     return told
 
 
-def unseen_under_tool(result: ReplayResult, wanted: tuple[str, ...]) -> tuple[str, ...]:
-    """Give the kernels under test of which neither plug-in nor process says that they were launched under the tool."""
+def _unseen(result: ReplayResult, wanted: tuple[str, ...]) -> tuple[str, ...]:
+    """Give the kernels under test of which neither plug-in nor process says that they were launched in this run."""
     if result.launches is not None:
         return ()
     return tuple(symbol for symbol in wanted if not launches_of(symbol, result.seen or {}))

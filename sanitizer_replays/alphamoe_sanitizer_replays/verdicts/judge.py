@@ -1,4 +1,4 @@
-"""Judge one run under one tool. Clean needs every condition; a finding needs only itself.
+"""Judge one run, under a tool or none. Clean needs every condition; a finding needs only itself.
 
 Presence can be proven by damaged evidence, absence cannot: a fault that a killed tool printed is a fault, and a log
 without a fault proves nothing until every condition of :func:`judge` holds.
@@ -19,14 +19,16 @@ from alphamoe_sanitizer_replays.verdicts.allow_list import AllowEntry, AllowList
 from alphamoe_sanitizer_replays.verdicts.evidence import evidence_problems, launches_of
 
 MAX_REASON = 300
-_KERNEL_FAILED = re.compile(
-    r"CUDA_ERROR_(?:ILLEGAL_ADDRESS|ILLEGAL_INSTRUCTION|MISALIGNED_ADDRESS|INVALID_ADDRESS_SPACE|INVALID_PC"
-    r"|HARDWARE_STACK_ERROR|LAUNCH_\w+|ASSERT|ECC_UNCORRECTABLE|CONTAINED|UNKNOWN)\b"
+# Bindings look up entry points that a driver need not have. Any other failed call, and any other error of a lookup, may
+# be a kernel's fault or a launch that was refused, in the driver's spelling or in the runtime's.
+_LOOKUP = re.compile(
+    r"hit (?:CUDA_ERROR_(?:INVALID_VALUE|NOT_FOUND)|cudaError(?:InvalidValue|SymbolNotFound)) "
+    r".* on CUDA API call to cu(?:da)?Get(?:ProcAddress|DriverEntryPoint)\w*\.?\Z"
 )
 
 
 class ToolVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What one run under one tool came to."""
+    """What one run came to, under one tool or none."""
 
     target: Verdict
     """Of the kernel under test."""
@@ -77,10 +79,8 @@ def judge(
         PASS of the target when the run ended by itself with an exit code that agrees with the log, the log is whole
         and has one summary that agrees with what it shows and with the XML, nothing was found in the target, the replay
         says that it launched the target and that the tool watched it, its output is the captured one, and the basic
-        controls of the tool were caught with their sound twins clean.
+        controls of the tool were caught with their sound twins clean. Without a tool nothing is asked of one.
     """
-    if run.tool == "none":
-        return _judge_plain(run, capture, output)
     sorted_findings = _Sorted(run, allow, today)
     failed, settled = _faults(run, sorted_findings, output)
     expired = [
@@ -114,7 +114,7 @@ def judge(
         api_errors=sum(finding.shown for finding in sorted_findings.api),
         found=0 if run.log is None else _found(run.log),
         shown=0 if run.log is None else run.log.shown,
-        notes=(*_of_seen(run, capture), *_notes(run.log)),
+        notes=(*_of_seen(run, capture), *_notes(run)),
     )
 
 
@@ -151,9 +151,9 @@ class _Sorted:
             f"{finding_line(finding)}: nothing tells which kernel it is of" for finding in self.open_in(self.unplaced)
         ]
         failed = [
-            f"a host call says that a kernel failed: {finding.text}"
+            f"a host call failed, which a kernel or a refused launch may be the cause of: {finding.text}"
             for finding in self.api
-            if _KERNEL_FAILED.search(finding.text)
+            if not _LOOKUP.search(finding.text)
         ]
         return [*unplaced, *(f"the tool itself failed: {finding.text}" for finding in self.internal), *failed]
 
@@ -203,6 +203,8 @@ def _of_output(output: OutputCheck | None) -> list[str]:
 
 
 def _of_controls(run: ToolRun, controls: ControlReport | None) -> list[str]:
+    if run.tool == "none":
+        return []
     if controls is None or controls.tool != run.tool:
         return [f"no planted faults were run under {run.tool} in this session (alphamoe-trace sanitize runs them)"]
     told = [*_of_gpu(run, controls), *controls.problems]
@@ -225,30 +227,20 @@ def _of_gpu(run: ToolRun, controls: ControlReport) -> list[str]:
     return [] if same else [f"the replay ran on {device}, and the planted faults on {controls.device}"]
 
 
-def _judge_plain(run: ToolRun, capture: Capture, output: OutputCheck | None) -> ToolVerdict:
-    """Judge a run without a tool: it can say that the output is the captured one, and nothing else."""
-    failed = [f"the output is not the captured one: {output.reason}"] if output and output.verdict == "FAIL" else []
-    open_questions = [*evidence_problems(run, capture.symbols), *_of_output(output)]
-    target = Verdict.FAIL if failed else Verdict.INCONCLUSIVE if open_questions else Verdict.PASS
-    return ToolVerdict(
-        target=target,
-        whole=target,
-        reasons=tuple(reason[:MAX_REASON] for reason in (*failed, *open_questions)),
-        settled_by="evidence" if target is Verdict.INCONCLUSIVE else "output",
-        notes=("no tool looked: nothing is known of races and memory",),
-    )
-
-
 def _of_seen(run: ToolRun, capture: Capture) -> tuple[str, ...]:
     """Say what told of the target's launches, where the plug-in does not know them."""
     seen = (run.result.seen if run.result is not None else None) or {}
     counts = ", ".join(
         f"{symbol} ({launches_of(symbol, seen)} launched)" for symbol in capture.symbols if launches_of(symbol, seen)
     )
-    return (f"seen under the tool by Triton's launch hook: {counts}",) if counts else ()
+    where = "" if run.tool == "none" else "under the tool "
+    return (f"seen {where}by Triton's launch hook: {counts}",) if counts else ()
 
 
-def _notes(log: ToolLog | None) -> tuple[str, ...]:
+def _notes(run: ToolRun) -> tuple[str, ...]:
+    if run.tool == "none":
+        return ("no tool looked: nothing is known of races and memory",)
+    log = run.log
     if log is None or not log.not_printed:
         return ()
     return (f"print limit reached: {_found(log)} found, {log.shown} shown",)

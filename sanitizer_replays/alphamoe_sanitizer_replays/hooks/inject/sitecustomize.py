@@ -53,6 +53,6 @@ def _chain() -> None:
     spec.loader.exec_module(module)
 
 
-if os.environ.get("ALPHAMOE_CAPTURE_CALLABLE") or os.environ.get("ALPHAMOE_CAPTURE_OP"):
+if any(name.startswith("ALPHAMOE_CAPTURE_") for name in os.environ):  # a misspelt one is told
     _arm()
 _chain()
