@@ -97,14 +97,17 @@ def _plain(summary: WitnessSummary) -> dict[str, Any]:
 def report_facts(
     folder: Path, run_id: str | None = None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]:
-    """Read ``reports/*.json`` and ``reports/sanitizer/*.json``: derived files, shown and never judged again.
+    """Read ``reports/*.json`` and ``reports/sanitizer/*.json``: derived files, which are shown.
+
+    The verdict of sanitizer replays is shown only where it follows from the replays and controls beside it.
 
     Args:
         folder: ``RUN/reports``.
-        run_id: of the bundle; a report that names another run is stale and left out.
+        run_id: of the bundle; a report that names another run is stale and left out, and so is one of sanitizer
+            replays that names none and whose captures do not.
 
     Returns:
-        (gate reports, sanitizer reports, one sentence for each file that could not be read).
+        (gate reports, sanitizer reports, one sentence for each file that could not be read or contradicts itself).
     """
     gates: list[dict[str, Any]] = []
     sanitizers: list[dict[str, Any]] = []
@@ -130,26 +133,81 @@ def report_facts(
             problems.append(f"{shown}: not shown, it is about run {told[:40]}")
             continue
         if document.get("schema") == SANITIZE_SCHEMA:
-            sanitizers.append(_sanitize_report(document, shown))
+            if run_id is not None and _runs(document) != {run_id}:
+                problems.append(f"{shown}: not shown, neither it nor its captures say that it is about this run")
+                continue
+            contradiction = _contradiction(document)
+            problems += [f"{shown}: {contradiction}"] if contradiction else []
+            sanitizers.append(_sanitize_report(document, shown, contradiction))
             continue
         inner = "sanitizer" in path.relative_to(folder).parts or "sanitize" in str(document.get("schema", ""))
         (sanitizers if inner else gates).append(_report(document, path.stem, shown))
     return gates, sanitizers, problems
 
 
-def _sanitize_report(document: dict[str, Any], shown: str) -> dict[str, Any]:
-    """Return a report of ``alphamoe-trace sanitize``: a row a replay, a row a finding, a row a control."""
+def _runs(document: dict[str, Any]) -> set[str]:
+    """Give the ids of the runs that a report of sanitizer replays and its captures name."""
+    return {
+        own["run_id"]
+        for own in (document, *_list(document, "captures"))
+        if isinstance(own, dict) and isinstance(own.get("run_id"), str)
+    }
+
+
+def _contradiction(document: dict[str, Any]) -> str:
+    """Say why the verdict of a report of sanitizer replays does not follow from what is in it; empty where it does.
+
+    A session is FAIL where a replay is, and only there. It is PASS only where every replay is, and where each tool
+    caught its basic planted faults and found nothing in the sound ones.
+    """
+    verdict = document["verdict"]
+    rows = [_replay_row(own) for own in _list(document, "entries") if isinstance(own, dict)]
+    of_replays = {row["verdict"] for row in rows}
+    controls = [own for own in _list(document, "controls") if isinstance(own, dict)]
+    proven = {own.get("tool") for own in controls if isinstance(own.get("tool"), str) and _basic_caught(own)}
+    unproven = sorted({row["tool"] for row in rows} - proven - {"none"})
+    why = ""
+    if (verdict == "FAIL") != ("FAIL" in of_replays):
+        why = "a replay in it is FAIL" if "FAIL" in of_replays else "no replay in it is"
+    elif verdict == "PASS" and of_replays != {"PASS"}:
+        why = "not every replay in it does" if rows else "no replay is in it"
+    elif verdict == "PASS" and unproven:
+        why = f"no basic planted fault of {unproven[0]} was caught"
+    elif verdict == "PASS" and document.get("interrupted"):
+        why = "that it was interrupted"
+    return f"the report contradicts itself: it says {verdict}, and {why}" if why else ""
+
+
+def _basic_caught(controls: dict[str, Any]) -> bool:
+    outcomes = [own if isinstance(own, dict) else {} for own in _list(controls, "outcomes")]
+    basic = [own.get("caught") is True for own in outcomes if own.get("basic") is True]
+    return (
+        bool(basic)
+        and all(basic)
+        and all(own.get("sound_clean") is True for own in outcomes)
+        and not _list(controls, "problems")
+    )
+
+
+def _sanitize_report(document: dict[str, Any], shown: str, contradiction: str) -> dict[str, Any]:
+    """Return a report of ``alphamoe-trace sanitize``: a row a replay, a row a finding, a row a control.
+
+    Nothing is left to quote of one that contradicts itself, and its verdict is that of its replays at best.
+    """
     entries = [own for own in _list(document, "entries") if isinstance(own, dict)][:MAX_CELLS]
     controls = [own for own in _list(document, "controls") if isinstance(own, dict)]
     version, device = _text(document.get("tool_version")), _text(document.get("device"))
     tool = f"compute-sanitizer {version}" if version else None
+    verdict = document["verdict"]
+    if contradiction:
+        verdict = "FAIL" if any(entry.get("verdict") == "FAIL" for entry in entries) else "INCONCLUSIVE"
     return {
         "name": ", ".join(part for part in ("sanitizer replays", tool, device) if part),
         "kind": "sanitize",
-        "verdict": document["verdict"],
-        "reason": _text(document.get("reason")) or "",
-        "statement": (_text(document.get("statement")) or "").split("\n"),
-        "scopes": [text for text in _list(document, "scope") if isinstance(text, str)][:500],
+        "verdict": verdict,
+        "reason": contradiction or _text(document.get("reason")) or "",
+        "statement": [] if contradiction else (_text(document.get("statement")) or "").split("\n"),
+        "scopes": [] if contradiction else [text for text in _list(document, "scope") if isinstance(text, str)][:500],
         "file": shown,
         "replays": [_replay_row(entry) for entry in entries],
         "findings": [

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import golden
+import pytest
 from msgspec.structs import replace
 
 from alphamoe_dashboards.verdict_facts import SANITIZE_SCHEMA, report_facts
@@ -15,6 +17,21 @@ from alphamoe_profiler.verdicts import Verdict
 from alphamoe_sanitizer_replays.reports.records import REPORT_SCHEMA, CaptureFacts, ReplayEntry, SanitizeReport
 from alphamoe_sanitizer_replays.results import Access, ControlOutcome, ControlReport, Finding, OutputCheck
 from alphamoe_sanitizer_replays.session.run import report_files
+
+CAUGHT = ControlReport(
+    tool="racecheck",
+    outcomes=(
+        ControlOutcome(
+            control="block_barrier",
+            mechanism="block barrier",
+            tool="racecheck",
+            meant_for=True,
+            basic=True,
+            caught=True,
+            sound_clean=True,
+        ),
+    ),
+)
 
 
 def report(run_id: str | None) -> SanitizeReport:
@@ -102,10 +119,9 @@ def test_a_replay_with_an_allowed_finding_is_not_shown_as_clean(tmp_path: Path) 
     folder.mkdir(parents=True)
     (entry,) = report(None).entries
     accepted = replace(entry, verdict=Verdict.PASS, whole=Verdict.PASS, reasons=(), allowed=("a race: known",))
-    (folder / "report.json").write_bytes(
-        report_files(replace(report(None), verdict=Verdict.PASS, entries=(accepted,)))["report.json"]()
-    )
-    _, (facts,), _ = report_facts(tmp_path / "reports")
+    write_report(replace(report(None), verdict=Verdict.PASS, entries=(accepted,), controls=(CAUGHT,)), folder)
+    _, (facts,), problems = report_facts(tmp_path / "reports")
+    assert (facts["verdict"], problems) == ("PASS", [])
     assert [(row["verdict"], row["reason"]) for row in facts["replays"]] == [("PASS", "not clean: 1 finding allowed")]
 
 
@@ -117,6 +133,60 @@ def test_a_damaged_report_of_that_schema_is_shown_without_what_cannot_be(tmp_pat
     (folder / "report.json").write_text(json.dumps(odd))
     _, (facts,), _ = report_facts(tmp_path / "reports")
     assert [(row["verdict"], row["errors"]) for row in facts["replays"]] == [("INCONCLUSIVE", None)]
+    assert facts["verdict"] == "INCONCLUSIVE"
+
+
+def _failed(made: SanitizeReport) -> SanitizeReport:
+    return made
+
+
+def _passed(made: SanitizeReport) -> SanitizeReport:
+    clean = replace(made.entries[0], verdict=Verdict.PASS, whole=Verdict.PASS, reasons=(), findings=())
+    return replace(made, entries=(clean,), controls=(CAUGHT,))
+
+
+@pytest.mark.parametrize(
+    ("change", "shown", "why"),
+    [
+        (_failed, "FAIL", "a replay in it is FAIL"),
+        (lambda made: replace(_passed(made), controls=made.controls), "INCONCLUSIVE", "no basic planted fault"),
+        (lambda made: replace(_passed(made), controls=()), "INCONCLUSIVE", "no basic planted fault of racecheck"),
+        (lambda made: replace(_passed(made), entries=()), "INCONCLUSIVE", "no replay is in it"),
+        (lambda made: replace(_passed(made), interrupted=True), "INCONCLUSIVE", "that it was interrupted"),
+    ],
+)
+def test_a_pass_that_does_not_follow_from_what_is_beside_it_is_not_shown_as_one(
+    tmp_path: Path, change: Callable[[SanitizeReport], SanitizeReport], shown: str, why: str
+) -> None:
+    """Nor is there anything to quote; a proven fault stays one."""
+    forged = replace(change(report("run-1")), verdict=Verdict.PASS, statement="PASS: k", scope=("k",))
+    write_report(forged, tmp_path / "reports" / "sanitizer")
+    _, (facts,), problems = report_facts(tmp_path / "reports", "run-1")
+    assert (facts["verdict"], facts["statement"], facts["scopes"]) == (shown, [], [])
+    assert why in facts["reason"]
+    assert "the report contradicts itself" in problems[0]
+
+
+@pytest.mark.parametrize(
+    ("of_report", "of_capture", "accepted"),
+    [
+        ("run-1", None, True),
+        (None, "run-1", True),
+        (None, None, False),
+        (None, "run-2", False),
+        ("run-1", "run-2", False),
+    ],
+)
+def test_a_report_is_about_the_run_that_it_or_its_captures_name(
+    tmp_path: Path, of_report: str | None, of_capture: str | None, accepted: bool
+) -> None:
+    """One that names none may be about any."""
+    made = report(of_report)
+    write_report(
+        replace(made, captures=(replace(made.captures[0], run_id=of_capture),)), tmp_path / "reports/sanitizer"
+    )
+    _, sanitizers, problems = report_facts(tmp_path / "reports", "run-1")
+    assert (len(sanitizers), len(problems)) == ((1, 0) if accepted else (0, 1))
 
 
 def test_the_tab_shows_scope_replays_controls_and_findings(open_page: Any, tmp_path: Path) -> None:
