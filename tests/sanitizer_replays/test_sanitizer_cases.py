@@ -208,10 +208,10 @@ def test_s9_a_library_race_needs_an_entry_with_a_reason_and_is_listed_when_it_is
         "expires = 2026-12-31\n"
     )
     with pytest.raises(UsageError, match="reason") as raised:
-        parse_allow_list(entry, "allow.toml")
+        parse_allow_list(entry, "allow.toml", TODAY)
     assert raised.value.exit_code == Verdict.CONFIG_ERROR.exit_code
     assert judged(run).target is FAIL
-    verdict = judged(run, parse_allow_list(entry + 'reason = "reported to its makers"\n', "allow.toml"))
+    verdict = judged(run, parse_allow_list(entry + 'reason = "reported to its makers"\n', "allow.toml", TODAY))
     assert (verdict.target, verdict.found) == (PASS, 1)
     assert "reported to its makers" in verdict.allowed[0]
 

@@ -31,6 +31,10 @@ from alphamoe_tracers.errors import UsageError
 from alphamoe_tracers.symbols import base_name, triton_base
 
 MAX_BYTES = 1 << 20
+MAX_DAYS = 731
+"""From today to an entry's last day: two years, after which somebody has to look again."""
+MIN_LETTERS = 3
+"""Of a reason: fewer say nothing, and some characters cannot even be seen."""
 _RANGE = re.compile(r"(\d{1,6}(?:\.\d{1,6})*)\.\.(\d{1,6}(?:\.\d{1,6})*)")
 _OPTIONAL = ("file", "line")
 _ANONYMOUS = "(anonymous namespace)"
@@ -148,7 +152,7 @@ class AllowList:
         )
 
 
-def load_allow_list(path: Path | None) -> AllowList:
+def load_allow_list(path: Path | None, today: datetime.date) -> AllowList:
     """Read an allow-list; no path gives an empty one.
 
     Raises:
@@ -166,15 +170,16 @@ def load_allow_list(path: Path | None) -> AllowList:
         raise UsageError(f"{path}: byte {error.start} is not UTF-8", "an allow-list is a TOML file") from error
     if len(content) > MAX_BYTES:
         raise UsageError(f"{path}: larger than {MAX_BYTES >> 20} MiB", "this is no allow-list")
-    return parse_allow_list(text, str(path))
+    return parse_allow_list(text, str(path), today)
 
 
-def parse_allow_list(text: str, source: str) -> AllowList:
+def parse_allow_list(text: str, source: str, today: datetime.date) -> AllowList:
     """Parse an allow-list.
 
     Args:
         text: TOML.
         source: how messages call it.
+        today: from which on an entry may hold for two years.
 
     Raises:
         UsageError: as :func:`load_allow_list`.
@@ -188,11 +193,11 @@ def parse_allow_list(text: str, source: str) -> AllowList:
     if extra or not isinstance(tables, list):
         raise UsageError(f"{source}: {', '.join(extra) or 'allow'}: only [[allow]] tables belong here")
     return AllowList(
-        tuple(_entry(table, f"{source}: [[allow]] number {n}") for n, table in enumerate(tables, 1)), source
+        tuple(_entry(table, f"{source}: [[allow]] number {n}", today) for n, table in enumerate(tables, 1)), source
     )
 
 
-def _entry(table: object, where: str) -> AllowEntry:
+def _entry(table: object, where: str, today: datetime.date) -> AllowEntry:
     if not isinstance(table, dict):
         raise UsageError(f"{where} is no table")
     known = AllowEntry.__struct_fields__
@@ -215,9 +220,18 @@ def _entry(table: object, where: str) -> AllowEntry:
     empty = [key for key in ("symbol", "hazard", "reason") if not getattr(entry, key).strip()]
     if empty:
         raise UsageError(f"{where}: {', '.join(empty)} is empty", "say what is accepted and why")
+    if sum(map(str.isalnum, entry.reason)) < MIN_LETTERS:
+        raise UsageError(f"{where}: the reason {entry.reason!a} has no word", "say why the finding is accepted")
+    if (entry.expires - today).days > MAX_DAYS:
+        latest = today + datetime.timedelta(days=MAX_DAYS)
+        raise UsageError(f"{where}: expires {entry.expires} is too far away", f"two years at most: {latest}")
     versions = _RANGE.fullmatch(entry.tool_versions)
     if versions is None or _numbers(versions[1])[: len(_numbers(versions[2]))] > _numbers(versions[2]):
         raise UsageError(f"{where}: tool_versions {entry.tool_versions!r}", 'write a range, like "2025.1..2025.4"')
+    if _numbers(versions[2])[0] - _numbers(versions[1])[0] > 1:
+        raise UsageError(
+            f"{where}: tool_versions {entry.tool_versions!r} spans years", "one and the next at most: 2025.1..2026.4"
+        )
     if entry.line is not None and entry.file is None:
         raise UsageError(f"{where}: a line without a file")
     return entry
