@@ -87,6 +87,25 @@ def test_a_tool_that_does_not_say_its_version_has_none(tmp_path: Path) -> None:
     assert find_tool(str(path)).version is None
 
 
+@pytest.mark.parametrize(
+    ("body", "timeout_s", "told"),
+    [
+        ("open(PID, 'w').write(str(subprocess.Popen(['sleep', '300']).pid)); time.sleep(300)", 1.0, "did not end"),
+        ("while True: print('x' * 100_000)", 20.0, "printed more than 1 MiB"),
+    ],
+)
+def test_a_tool_that_does_not_come_to_its_version_is_killed_with_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, timeout_s: float, told: str
+) -> None:
+    monkeypatch.setattr("alphamoe_sanitizer_replays.tool.sanitizer.VERSION_TIMEOUT_S", timeout_s)
+    pid, path = tmp_path / "pid", tmp_path / "compute-sanitizer"
+    path.write_text(f"#!{sys.executable} -IS\nimport subprocess, time\nPID = {str(pid)!r}\n{body}\n")
+    path.chmod(0o755)
+    with pytest.raises(EvidenceError, match=told):
+        find_tool(str(path))
+    assert not pid.exists() or gone(int(pid.read_text()))
+
+
 @pytest.mark.parametrize("tool", TOOLS)
 def test_every_tool_is_given_its_exit_code_its_limit_its_files_and_its_filter(tool: Tool) -> None:
     argv = tool_argv(

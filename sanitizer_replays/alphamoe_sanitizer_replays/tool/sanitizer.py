@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +31,8 @@ PRINT_LIMIT = 1000
 PADDING_BYTES = 4096
 """memcheck takes an access behind one buffer for one inside the next, unless something lies between them."""
 MAX_OUTPUT_BYTES = 64 << 20
+MAX_VERSION_BYTES = 1 << 20
+VERSION_TIMEOUT_S = 30.0
 _VERSION = re.compile(r"Version (\d+(?:\.\d+)+)")
 _SYMBOL = re.compile(r"[A-Za-z_$][\w$.]*")
 _REFUSED = re.compile(r"(?m)^(?:.*unrecogni[sz]ed option.*|.*the argument .* for option .*|Usage: .*sanitizer.*)$")
@@ -84,7 +86,7 @@ def find_tool(explicit: str | None = None) -> ToolPath:
 
     Raises:
         UsageError: the one that was named is not there.
-        EvidenceError: there is none on this machine.
+        EvidenceError: there is none on this machine, or it does not answer.
     """
     for named, where in ((explicit, "--sanitizer"), (os.environ.get(PATH_VARIABLE), f"${PATH_VARIABLE}")):
         if named:
@@ -105,12 +107,30 @@ def find_tool(explicit: str | None = None) -> ToolPath:
 
 
 def tool_version(path: Path) -> str | None:
-    """Ask a tool for its version; null where it gives none within half a minute."""
-    try:
-        answer = subprocess.run([str(path), "--version"], capture_output=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    match = _VERSION.search(answer.stdout[:10_000].decode(errors="replace"))
+    """Ask a tool for its version; null where its answer holds none.
+
+    Raises:
+        EvidenceError: it gives no answer of a sensible length within half a minute, or cannot be started.
+    """
+    hint = "name the compute-sanitizer of a CUDA toolkit with --sanitizer"
+    with tempfile.TemporaryDirectory(prefix="alphamoe-version-") as folder:
+        answer = Path(folder) / "answer"
+        try:
+            ended = run_group(
+                [str(path), "--version"],
+                env=os.environ,
+                output=answer,
+                timeout_s=VERSION_TIMEOUT_S,
+                bounds={answer: MAX_VERSION_BYTES},
+                grace_s=0.2,
+            )
+        except OSError as error:
+            raise EvidenceError(f"{path} cannot be started: {error.strerror or error}", hint) from error
+        if ended.timed_out or ended.too_large:
+            told = f"printed more than {MAX_VERSION_BYTES >> 20} MiB" if ended.too_large else "did not end"
+            raise EvidenceError(f"{path} --version {told} within {VERSION_TIMEOUT_S:g} s and was killed", hint)
+        with answer.open("rb") as stream:
+            match = _VERSION.search(stream.read(10_000).decode(errors="replace"))
     return match[1] if match else None
 
 
