@@ -10,6 +10,7 @@ import errno
 import importlib
 import io
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import NoReturn, Protocol, cast
@@ -114,11 +115,23 @@ def _dispatch(words: list[str]) -> int:
         except PackageNotFoundError:
             sys.stdout.write(f"{PROGRAM} (not installed: run from a source folder)\n")
         return 0
-    name = DEFAULT_COMMAND
     if words[0] in COMMANDS:
-        name = words.pop(0)
-    elif not words[0].startswith("-"):
+        return _run(words[0], words[1:])
+    if not words[0].startswith("-"):
         raise _unknown_command(words[0])
+    try:
+        return _run(DEFAULT_COMMAND, words)
+    except UsageError as error:
+        behind = next((word for word in words if word in COMMANDS), None)
+        if behind is None or any(word.startswith("--prompt") for word in words):
+            raise
+        # Without a prompt this is no run either: an option stands before the command that was meant.
+        others = shlex.join(word for word in words if word != behind)
+        hint = f"a command comes first: {PROGRAM} {behind} {others}"
+        raise UsageError(str(error), f"{error.hint}; {hint}" if error.hint else hint) from error
+
+
+def _run(name: str, words: list[str]) -> int:
     module, summary = COMMANDS[name]
     # A module is the object that implements the protocol: mypy cannot see that through import_module.
     command = cast(Command, importlib.import_module(module))

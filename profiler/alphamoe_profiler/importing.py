@@ -25,6 +25,7 @@ from alphamoe_profiler.import_ranks import RankMap, RankPart, resolve
 from alphamoe_profiler.import_records import PART_SHIFT, GraphExecution, ImportedFile, ImportedStep, ImportInfo
 from alphamoe_profiler.import_sink import append_part, write_steps
 from alphamoe_profiler.import_worker import FileResult, read_files
+from alphamoe_profiler.m_buckets import fold
 from alphamoe_profiler.redact import redact_argv
 from alphamoe_profiler.run_identity import new_run_id, utc_now, versions
 from alphamoe_profiler.run_records import RankEnd, RankFile, RunInfo, RunOutcome
@@ -32,6 +33,10 @@ from alphamoe_tracers.errors import AlphaMoEError, UsageError
 from alphamoe_tracers.records import EXECUTIONS, SCHEMA_VERSION, TABLES, Purpose
 
 _STAGING_SUFFIX = ".import.tmp"
+_NO_GPU_KERNEL = (
+    "no GPU kernel in the traces, so nothing can be witnessed there; record them with GPU activities on "
+    "(torch.profiler: activities CPU and CUDA; nsys: --trace=cuda,nvtx --cuda-graph-trace=node)"
+)
 
 
 @dataclass(frozen=True)
@@ -179,6 +184,9 @@ def _write(
     # There were no processes to end: what a rank lacks is in its own file, or in that file's absence.
     ends = tuple(RankEnd(rank.rank, 0) for rank in told)
     writer.write_outcome(RunOutcome(run.run_id, complete, ends, error=open_[0] if open_ else None))
+    silent = [rank.rank for rank in told if rank.problem is None and not rank.kernels]
+    if silent:
+        notes.insert(0, f"rank {fold(silent)}: {_NO_GPU_KERNEL}")
     return ImportResult(config.out, tuple(told), tuple(dict.fromkeys(notes)))
 
 

@@ -91,6 +91,9 @@ PROMPT = ["--prompt", "text:hi"]
             "the commands are trace, show, import, gate, selftest, dashboard, capture, replay, sanitize, doctor",
         ),
         (["--ranks", "4"], "a run needs a prompt"),
+        (["--json", "doctor"], "a command comes first: alphamoe-trace doctor --json)"),
+        (["--ranks", "4", "gate", "a b"], "a command comes first: alphamoe-trace gate --ranks 4 'a b')"),
+        ([*PROMPT, "--out", "show", "--ranks", "0"], "not 0 (for example --ranks 4)"),
         (["--ranks", "0", *PROMPT], "--ranks must be at least 1, not 0"),
         (["--ranks", "-2", *PROMPT], "--ranks must be at least 1, not -2"),
         (["--ranks", "many", *PROMPT], "'many' is not a whole number"),
@@ -129,7 +132,7 @@ PROMPT = ["--prompt", "text:hi"]
         (["show"], "required: RUN"),
         (["show", "absent"], "not a run bundle"),
         ([*PROMPT, "--json", "."], "--json . is a directory"),
-        ([*PROMPT, "--json", "/dev/null/report.json"], "cannot write in /dev/null"),
+        ([*PROMPT, "--json", "/dev/null/report.json"], "there is no folder /dev/null"),
         (["show", "--json", "report.json"], "required: RUN"),
     ],
 )

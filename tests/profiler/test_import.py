@@ -177,6 +177,26 @@ def test_the_import_report_as_json(tmp_path: Path, capsys: pytest.CaptureFixture
     assert [rank["problem"] is None for rank in document["ranks"]] == [True, True, False]
 
 
+def test_traces_without_a_gpu_kernel_are_told_with_what_to_record_and_the_next_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading them whole is no success of anything; a rank that has kernels is no such rank."""
+    monkeypatch.setattr("sys.argv", ["alphamoe-trace"])
+    silent = foreign.trace(tmp_path / "p-TP-0.trace.json", [foreign.launch(100, 41)], 0, 2)
+    other = foreign.trace(tmp_path / "p-TP-1.trace.json", foreign.run_of(), 1, 2)
+    foreign.imported(tmp_path / "some", silent, other, "--ranks", 2)
+    told = " ".join(capsys.readouterr().out.split())
+    assert "note: rank 0: no GPU kernel in the traces" in told
+    assert "activities CPU and CUDA" in told
+    assert told.endswith(f"next: alphamoe-trace gate {tmp_path / 'some'} --require-backend NAME")
+    alone = foreign.trace(tmp_path / "alone" / "p-TP-0.trace.json", [foreign.launch(100, 41)], 0, 1)
+    foreign.imported(tmp_path / "none", alone, "--ranks", 1)
+    told = capsys.readouterr().out
+    assert told.splitlines()[-1].startswith("next: alphamoe-trace import NEW_TRACES --ranks 1 --out ")
+    foreign.imported(tmp_path / "whole", foreign.trace(alone, foreign.run_of(), 0, 1), "--ranks", 1)
+    assert "no GPU kernel" not in capsys.readouterr().out
+
+
 def test_a_server_log_is_dispatch_evidence_beside_the_trace(tmp_path: Path) -> None:
     """Its sets give M buckets; alone it witnesses nothing."""
     item = {"kernel": "k", "M": 112, "E": 8, "H": 8, "I_local": 8, "top_k": 2, "block_m": 8}

@@ -82,6 +82,69 @@ def test_narrow_terminals_break_no_word_of_the_rank_table(tmp_path: Path) -> Non
     assert "prefill_graph_replay" in text
 
 
+@pytest.mark.parametrize("width", range(40, 140, 5))
+def test_headings_break_between_words_only_at_any_width(tmp_path: Path, width: int) -> None:
+    """A table that is too wide for its words goes on below itself, with the columns that name its rows."""
+    phases = ("start_up", "load", "warm_up", "capture", "prefill", "decode", "collection", "dispatch_captures")
+
+    def damage(content: RankContent) -> None:
+        content.rank_file = {"wall_s": dict.fromkeys(phases, 12.345)}
+
+    text = printed(inspected(tmp_path, damage), width)
+    times = text[text.index("Wall times") : text.index("launcher:")]
+    words = {
+        word for phase in phases for word in (phase, *(f"{part}_" for part in phase.split("_")), phase.split("_")[-1])
+    }
+    headings = [line for line in times.splitlines()[1:] if line.strip() and "12.345" not in line]
+    told = " ".join(headings).replace("kept apart", "").split()
+    assert set(told) <= words | {"rank"}
+    assert times.count("12.345") == 2 * len(phases)
+    assert all("rank" in line or line.startswith(" ") for line in headings)
+
+
+def test_a_run_without_wall_times_of_ranks_draws_no_table_of_one_column(tmp_path: Path) -> None:
+    """All ranks were cut short: the launcher's own times are what is left."""
+
+    def damage(content: RankContent) -> None:
+        content.rank_file = None
+
+    text = printed(inspected(tmp_path, damage))
+    assert "Wall times in seconds, kept apart\nlauncher: " in text
+
+
+CAPTURES = [
+    {"path": "captures/rank=0/a", "rank": 0, "layer": 0, "M": 1, "variant": "t8_c8", "bytes": 12_000},
+    {"path": "captures/rank=1/b", "error": "its hash is another"},
+]
+
+
+def test_captures_stand_before_the_verdict_and_all_next_steps_after_it(tmp_path: Path) -> None:
+    """One block of next steps ends the report."""
+    report = inspected(tmp_path)
+    stream = io.StringIO()
+    print_report(report, stream, 200, CAPTURES)
+    lines = stream.getvalue().splitlines()
+    assert [line.split()[:2] for line in lines[-3:]] == [
+        ["PASS", "kernel_alpha_moe_w8a8_up_down"],
+        ["next:", "alphamoe-trace"],
+        ["next:", "alphamoe-trace"],
+    ]
+    assert lines[-1].startswith("next: alphamoe-trace sanitize ")
+    at = lines.index("Captures: 2")
+    assert lines[at + 2].split() == ["0", "0", "1", "t8_c8", "12,000", "captures/rank=0/a"]
+    assert lines[at + 3] == "captures/rank=1/b: its hash is another"
+
+
+@pytest.mark.parametrize("run", [{"device_kind": "cpu"}, {}])
+def test_sanitize_is_the_next_step_only_where_it_could_pass(tmp_path: Path, run: dict[str, str]) -> None:
+    """Captures of a CPU, or ones that cannot be opened, prove nothing under a tool."""
+    stream = io.StringIO()
+    print_report(inspected(tmp_path, run=run), stream, 200, CAPTURES if run else CAPTURES[1:])
+    text = stream.getvalue()
+    assert "alphamoe-trace sanitize" not in text
+    assert ("under a tool of sanitize they can only be INCONCLUSIVE" in text) is bool(run)
+
+
 def test_a_long_prompt_is_shortened_to_one_line(tmp_path: Path) -> None:
     report = inspected(tmp_path)
     prompt = msgspec.structs.replace(report.run.prompts[0], spec="text:one\ntwo " + "word " * 500)

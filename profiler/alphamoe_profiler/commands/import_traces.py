@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING
 from alphamoe_tracers.errors import UsageError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from alphamoe_profiler.import_plan import ImportPlan
     from alphamoe_profiler.importing import ImportResult
 
@@ -131,15 +134,19 @@ def _progress() -> Iterator[Callable[[ImportPlan], FileProgress]]:
 
 
 def _tell(result: ImportResult) -> None:
-    from rich.table import Table
+    from alphamoe_profiler.printable import print_drawn
+
+    print_drawn(lambda console: _draw(console, result))
+
+
+def _draw(console: Console, result: ImportResult) -> None:
     from rich.text import Text
 
-    from alphamoe_profiler.printable import printable_console
+    from alphamoe_profiler.inspection import PROGRAM
+    from alphamoe_profiler.reports.fitting import bare_table, print_fitting
+    from alphamoe_profiler.reports.next_steps import print_next
 
-    console = printable_console(markup=False, highlight=False, emoji=False)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("rank", "kernels", "launches", "graph launches", "steps", "from"):
-        table.add_column(name, header_style="dim", overflow="fold")
+    table = bare_table(console, "rank", "kernels", "launches", "graph launches", "steps", "from")
     for rank in result.ranks:
         counts = (f"{count:,}" for count in (rank.kernels, rank.launches, rank.graph_launches, rank.steps))
         source = ", ".join(Path(path).name for path in rank.files[:3]) or "-"
@@ -148,12 +155,17 @@ def _tell(result: ImportResult) -> None:
         if rank.problem:
             told.append(f"\n{rank.problem}", style="yellow")
         table.add_row(str(rank.rank), *counts, told)
-    console.print(table)
+    print_fitting(console, table)
     for note in result.notes[:12]:
         console.print(Text(f"note: {note}", style="dim"))
     if len(result.notes) > 12:
         console.print(f"and {len(result.notes) - 12} more notes (--json lists all)")
     console.print(Text(f"Wrote {result.path}"))
+    run = shlex.quote(str(result.path))
+    if any(rank.kernels for rank in result.ranks):
+        print_next(console, f"{PROGRAM} gate {run} --require-backend NAME")
+    else:
+        print_next(console, f"{PROGRAM} import NEW_TRACES --ranks {len(result.ranks)} --out {run} --force")
 
 
 def _document(result: ImportResult) -> dict[str, object]:

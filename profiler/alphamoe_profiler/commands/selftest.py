@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +10,8 @@ from typing import TYPE_CHECKING
 from alphamoe_profiler.commands import check_json_target
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from alphamoe_profiler.selftest import CaseResult
 
 _EXAMPLES = """\
@@ -67,22 +68,23 @@ def _document(results: list[CaseResult], right: bool) -> dict[str, object]:
 
 
 def _tell(results: list[CaseResult]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from alphamoe_profiler.printable import print_drawn
+
+    print_drawn(lambda console: _draw(console, results))
+
+
+def _draw(console: Console, results: list[CaseResult]) -> None:
     from rich.text import Text
 
-    console = Console(markup=False, highlight=False, emoji=False)
+    from alphamoe_profiler.reports.fitting import bare_table, print_fitting
+
     wrong = [result for result in results if not result.right]
     word = "The gate can fail" if not wrong else "The gate is NOT to be trusted here"
     console.print(f"{word}: {len(results) - len(wrong)} of {len(results)} cases got their verdict")
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("", "case", "expected", "verdict"):
-        table.add_column(name, header_style="dim", overflow="fold")
+    table = bare_table(console, "", "case", "expected", "verdict")
     for result in results:
         mark = Text("ok", style="green") if result.right else Text("WRONG", style="bold red")
         table.add_row(mark, result.case.name, result.case.expected.value, result.verdict.value)
-    with console.capture() as captured:
-        console.print(table)
-        for result in wrong:
-            console.print(Text(f"{result.case.name}: {result.reason}"))
-    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().split("\n")[:-1]))
+    print_fitting(console, table, keys=2)
+    for result in wrong:
+        console.print(Text(f"{result.case.name}: {result.reason}"))

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from alphamoe_profiler.commands import check_json_target, write_json
-from alphamoe_profiler.printable import printable
 from alphamoe_tracers.errors import AlphaMoEError, UsageError
 
 _EXAMPLES = """\
@@ -83,8 +81,7 @@ def report(path: Path, json_target: str | None) -> None:
     found = inspect_run(RunBundle.open(path))
     captures = _captures(path)
     if json_target is None:
-        print_report(found)
-        _print_captures(captures)
+        print_report(found, captures=captures)
     else:
         document = json_document(found)
         write_json(document | {"captures": captures} if captures else document, json_target)
@@ -108,12 +105,3 @@ def _captures(run: Path) -> list[dict[str, object]]:
         facts = {"rank": own.rank, "layer": own.layer, "M": own.M, "variant": variant, "bytes": own.bytes}
         listed.append(row | facts)
     return listed
-
-
-def _print_captures(captures: list[dict[str, object]]) -> None:
-    for row in captures:
-        told = [
-            f"{name} {row[name]}" for name in ("rank", "layer", "M", "variant", "bytes") if row.get(name) is not None
-        ]
-        text = f"Capture {row['path']}: {row.get('error') or ', '.join(told)}"
-        sys.stdout.write(printable(text) + "\n")

@@ -153,15 +153,13 @@ def run(args: argparse.Namespace) -> int:
         argv=tuple(args.argv),
     )
     with TerminalProgress(config.ranks) as progress:
-        result = run_session(config, progress, target, before)
+        result = run_session(config, progress, target, _before(before))
     for note in result.notes:
         _say(note)
-    captured: str | None = None
     if args.capture:
         from alphamoe_sanitizer_replays.captures.recording import summary
 
-        captured = summary(result.path)
-        _say(captured or "nothing was captured")
+        _say(summary(result.path) or "nothing was captured")
     from alphamoe_profiler.commands.show import report
 
     try:
@@ -172,9 +170,20 @@ def run(args: argparse.Namespace) -> int:
             raise
     if not result.complete:
         raise AlphaMoEError(f"the run was cut short: {result.error}", f"what was recorded is in {result.path}")
-    if captured:
-        sys.stderr.write(printable(f"next: alphamoe-trace sanitize {result.path}") + "\n")
     return 0
+
+
+def _before(captures: Callable[[RunInfo, Path], None] | None) -> Callable[[RunInfo, Path], None]:
+    """Make what is said and checked before anything is written."""
+    from alphamoe_profiler.trace_config import CPU_MODEL
+
+    def begin(run: RunInfo, path: Path) -> None:
+        if run.device_kind == "cpu" and run.model != CPU_MODEL:
+            _say(f"{run.model} on a CPU is slow: torch computes its experts; --model {CPU_MODEL} is the quick one")
+        if captures is not None:
+            captures(run, path)
+
+    return begin
 
 
 def _captures(specs: list[str], store_weights: bool) -> tuple[Target, Callable[[RunInfo, Path], None] | None]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TextIO
 
-from rich.table import Table
 from rich.text import Text
 
 from alphamoe_profiler.evidence import ranks_told
 from alphamoe_profiler.gate_records import GateReport, of_any_rank
 from alphamoe_profiler.printable import print_drawn, printable_line
+from alphamoe_profiler.reports.fitting import bare_table, print_fitting, titled_table
 from alphamoe_profiler.reports.gate_table import gap_lines, open_lines, rule_table
 from alphamoe_profiler.verdicts import Verdict
 
@@ -58,28 +58,22 @@ def _print(console: Console, report: GateReport) -> None:
 
 def _table(console: Console, report: GateReport) -> None:
     shown = rule_table(report)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("rule", overflow="fold", header_style="dim")
-    for name in shown.columns:
-        table.add_column(name, overflow="fold", header_style="dim")
+    table = bare_table(console, "rule", *shown.columns)
     for title, squares in shown.rows:
         cells = [Text(own.text, style=_STYLE[own.verdict] if own.verdict else "dim") for own in squares]
         table.add_row(Text(printable_line(title)), *cells)
-    console.print(table)
+    print_fitting(console, table)
     console.print()
 
 
 def _ran(console: Console, report: GateReport) -> None:
-    console.print(Text("What did run", style="bold"))
     groups: dict[tuple[str, str | None, int], list[int]] = {}
     for item in report.ran:
         groups.setdefault((item.symbol, item.execution, item.kernels), []).append(item.rank)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("symbol", "execution", "kernels a rank", "ranks"):
-        table.add_column(name, overflow="fold", header_style="dim")
+    table = titled_table(console, "What did run", "symbol", "execution", "kernels a rank", "ranks")
     for (symbol, execution, kernels), ranks in list(groups.items())[:_MOST_LINES]:
         table.add_row(Text(_short(symbol)), execution or "-", f"{kernels:,}", ranks_told(ranks).split(" ", 1)[1])
-    console.print(table)
+    print_fitting(console, table)
     if len(groups) > _MOST_LINES:
         console.print(f"and {len(groups) - _MOST_LINES} more (--json FILE lists all)")
     console.print()

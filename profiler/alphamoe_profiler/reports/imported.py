@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from alphamoe_profiler.import_records import ImportInfo
 from alphamoe_profiler.printable import printable_line
+from alphamoe_profiler.reports.fitting import bare_table, print_fitting
 from alphamoe_profiler.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -34,12 +34,12 @@ def print_imported(console: Console, report: RunReport) -> None:
     if told is not None and len(told):
         console.print(Text("Kernels that ran, by rank", style="bold"))
         ranks = [rank.rank for rank in report.ranks]
-        table = _table("class", *(str(rank) for rank in ranks), "symbol")
+        table = bare_table(console, "class", "symbol", *(str(rank) for rank in ranks))
         first = told.head(_NAMES_TOLD)
         columns = [first["class"].tolist(), first["symbol"].tolist(), *(first[str(rank)].tolist() for rank in ranks)]
         for kind, symbol, *counts in zip(*columns, strict=True):
-            table.add_row(Text(kind or ""), *(f"{count:,}" for count in counts), Text(_short(symbol)))
-        console.print(table)
+            table.add_row(Text(kind or ""), Text(_short(symbol)), *(f"{count:,}" for count in counts))
+        print_fitting(console, table, keys=2)
         if len(told) > _NAMES_TOLD:
             console.print(f"and {len(told) - _NAMES_TOLD} more names (--json lists all)")
         console.print()
@@ -49,21 +49,14 @@ def print_imported(console: Console, report: RunReport) -> None:
         title = f"Kernels by bucket: {len(by_bucket)} names, {len(partial)} of them in some buckets only"
         console.print(Text(title, style="bold"))
         if len(partial):
-            table = _table(*(str(name) for name in by_bucket.columns), "symbol")
+            table = bare_table(console, "symbol", *(str(name) for name in by_bucket.columns))
             for name, counts in zip(partial.index, partial.to_numpy().tolist(), strict=True):
-                table.add_row(*(f"{count:,}" for count in counts), Text(_short(str(name))))
-            console.print(table)
+                table.add_row(Text(_short(str(name))), *(f"{count:,}" for count in counts))
+            print_fitting(console, table)
         console.print()
     for check in report.witness.checks:
         if check.verdict is not Verdict.PASS and check.name != "question":
             console.print(Text(printable_line(f"{check.verdict.value} {check.name}: {check.reason}")))
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in columns:
-        table.add_column(column, overflow="fold", header_style="dim")
-    return table
 
 
 def _short(name: str) -> str:

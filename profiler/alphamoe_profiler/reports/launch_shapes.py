@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TextIO
 
 import pandas as pd
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
 from alphamoe_profiler.launch_shapes import COLUMNS
-from alphamoe_profiler.printable import printable_console, printable_line
+from alphamoe_profiler.printable import print_drawn, printable_line
+from alphamoe_profiler.reports.fitting import print_fitting, titled_table
 
 
 def print_launch_shapes(shapes: pd.DataFrame, file: TextIO | None = None, width: int | None = None) -> None:
@@ -20,16 +21,19 @@ def print_launch_shapes(shapes: pd.DataFrame, file: TextIO | None = None, width:
         file: where to; standard output by default.
         width: columns; the terminal's by default.
     """
-    console = printable_console(file=file, width=width, markup=False, highlight=False, emoji=False)
+    print_drawn(lambda console: _print(console, shapes), file, width)
+
+
+def _print(console: Console, shapes: pd.DataFrame) -> None:
     if not len(shapes):
         console.print("no kernel was recorded")
         return
     ranks = [str(name) for name in shapes.columns[len(COLUMNS) :]]
-    table = Table(box=None, pad_edge=False, title="Kernels by launch shape, counts by rank", title_justify="left")
-    table.add_column("symbol", overflow="fold")
-    for name in ("grid", "block", "cluster", "smem B", *ranks):
-        table.add_column(name, justify="right", no_wrap=True)
+    columns = ("symbol", "grid", "block", "cluster", "smem B", *ranks)
+    table = titled_table(console, "Kernels by launch shape, counts by rank", *columns)
+    for column in table.columns[1:]:
+        column.justify = "right"
     for symbol, *rest in shapes.itertuples(index=False):
         sizes, counts = rest[:3], rest[3:]
         table.add_row(Text(printable_line(str(symbol))), *map(str, sizes), *(f"{count:,}" for count in counts))
-    console.print(table)
+    print_fitting(console, table, keys=5)

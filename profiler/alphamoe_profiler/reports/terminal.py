@@ -8,11 +8,8 @@ command) may be longer than a line: it is left to the terminal to wrap.
 from __future__ import annotations
 
 import shlex
-import shutil
-import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console
@@ -23,7 +20,10 @@ from alphamoe_profiler.evidence import ranks_told
 from alphamoe_profiler.inspection import PROGRAM, RankReport, RunReport
 from alphamoe_profiler.m_buckets import DiscreteSet, MBuckets
 from alphamoe_profiler.printable import print_drawn, printable_line
+from alphamoe_profiler.reports.captures import Captured, print_captures
+from alphamoe_profiler.reports.fitting import print_fitting, titled_table
 from alphamoe_profiler.reports.imported import imported_head, print_imported
+from alphamoe_profiler.reports.next_steps import print_next
 from alphamoe_profiler.reports.skew import print_skew
 from alphamoe_profiler.verdicts import Verdict, worst
 from alphamoe_profiler.witness_records import Cell
@@ -36,24 +36,25 @@ _STYLE = {
 }
 _SHARED = "shared GPU"
 _PROMPT_LETTERS = 60
-_ROOMY = 72
-"""Columns from which on tables are spaced by two."""
 _LAUNCHER_PHASES = ("start_up", "ranks", "total")
 _PHASES = ("start_up", "load", "warm_up", "capture", "prefill", "decode", "collection")
 
 
-def print_report(report: RunReport, file: TextIO | None = None, width: int | None = None) -> None:
+def print_report(
+    report: RunReport, file: TextIO | None = None, width: int | None = None, captures: Sequence[Captured] = ()
+) -> None:
     """Print the report.
 
     Args:
         report: what ``inspect_run`` returned.
         file: where to; standard output by default.
         width: columns; the terminal's by default.
+        captures: of the run.
     """
-    print_drawn(lambda console: _print(console, report), file, width)
+    print_drawn(lambda console: _print(console, report, captures), file, width)
 
 
-def _print(console: Console, report: RunReport) -> None:
+def _print(console: Console, report: RunReport, captures: Sequence[Captured]) -> None:
     _head(console, report)
     _ranks(console, report)
     if report.run.kind == "imported":
@@ -63,28 +64,13 @@ def _print(console: Console, report: RunReport) -> None:
     _m_buckets(console, report.m_buckets, "step annotation or log line" if report.run.imported else "receipt")
     _coverage(console, report.ranks, report.run.kind == "imported")
     if report.skew is not None:
-        print_skew(console, report.skew, _table)
+        print_skew(console, report.skew)
     _memory(console, report)
     _wall_times(console, report)
+    print_captures(console, captures, report.run.device_kind)
     _lines(console, "Problems", report.problems, 12)
     _lines(console, "Notes", report.witness.notes, 12)
-    _verdict(console, report)
-
-
-def _table(console: Console, title: str, *columns: str, folded: Sequence[str] = ()) -> Table:
-    """Print a title (as a line, because a table's own title is wrapped to the table) and return its empty table.
-
-    Args:
-        console: where to.
-        title: what the table shows.
-        columns: the headers.
-        folded: headers of columns that may be narrower than their words where the terminal is narrow.
-    """
-    console.print(Text(title, style="bold"))
-    table = Table(box=None, pad_edge=False, padding=(0, 2 if console.width >= _ROOMY else 1, 0, 0))
-    for column in columns:
-        table.add_column(column, overflow="fold", header_style="dim", no_wrap=bool(folded) and column not in folded)
-    return table
+    _verdict(console, report, captures)
 
 
 def _head(console: Console, report: RunReport) -> None:
@@ -123,7 +109,7 @@ def _one_line(spec: str) -> str:
 
 def _ranks(console: Console, report: RunReport) -> None:
     columns = ("rank", "GPU", "kernels", "dropped", "receipts", "ended", "collector")
-    table = _table(console, "Ranks", *columns, folded=("GPU", "collector"))
+    table = titled_table(console, "Ranks", *columns)
     for rank in report.ranks:
         gpu = rank.gpu_name or (rank.device or "unknown")
         table.add_row(
@@ -135,16 +121,14 @@ def _ranks(console: Console, report: RunReport) -> None:
             rank.ended,
             Text(rank.collector),
         )
-    console.print(table)
+    print_fitting(console, table)
     console.print()
 
 
 def _witnesses(console: Console, report: RunReport) -> None:
     executions = report.run.executions
-    headers = [execution.replace("_", "_\n") for execution in executions]
-    table = _table(
-        console, "MoE kernels of witness steps, by rank and execution", "rank", "symbol", *headers, "verdict"
-    )
+    title = "MoE kernels of witness steps, by rank and execution"
+    table = titled_table(console, title, "rank", "symbol", *executions, "verdict")
     judged = {(cell.rank, cell.symbol, cell.execution): cell for cell in report.witness.cells}
     rules = list(dict.fromkeys((cell.symbol, cell.required) for cell in report.witness.cells))
     for rank in report.ranks:
@@ -160,7 +144,7 @@ def _witnesses(console: Console, report: RunReport) -> None:
         for symbol, counts_by_execution in _others(report, rank.rank, {symbol for symbol, _ in rules}).items():
             counts = [Text(f"{counts_by_execution[execution]:,}", style="dim") for execution in executions]
             table.add_row("", Text(printable_line(symbol), style="dim"), *counts, "")
-    console.print(table)
+    print_fitting(console, table, keys=2)
     for identity in report.witness.identities:
         console.print(Text(printable_line(f"code behind {identity.told()}"), style="dim"))
     for line in _open_cells(report.witness.cells):
@@ -212,13 +196,13 @@ def _m_buckets(console: Console, rows: Sequence[MBuckets], source: str) -> None:
         return
     title = f"M buckets, by {source}: (n; min, max) and the exact set"
     columns = ("execution", "real tokens", "dispatch M", "kernel M")
-    table = _table(console, title, *columns, folded=columns[1:])
+    table = titled_table(console, title, *columns)
     for row in rows:
         if row.rank is None:
             table.add_row(row.execution, _set(row.real_tokens), _set(row.dispatch_M), _kernel_set(row))
         elif _differs(row, rows):
             table.add_row(f"  rank {row.rank}", _set(row.real_tokens), _set(row.dispatch_M), _kernel_set(row))
-    console.print(table)
+    print_fitting(console, table)
     console.print()
 
 
@@ -269,7 +253,7 @@ def _memory(console: Console, report: RunReport) -> None:
         return
     on_host = report.run.device_kind == "cpu"
     title = "host memory of each rank's process" if on_host else "device used (by this process)"
-    table = _table(console, f"Memory snapshots in GiB, not peaks: {title}", "rank", *labels)
+    table = titled_table(console, f"Memory snapshots in GiB, not peaks: {title}", "rank", *labels)
     for rank in ranks:
         known = {snapshot.label: snapshot for snapshot in rank.memory}
         cells = []
@@ -282,7 +266,7 @@ def _memory(console: Console, report: RunReport) -> None:
             else:
                 cells.append(f"{_gib(used)} ({_gib(own)})")
         table.add_row(str(rank.rank), *cells)
-    console.print(table)
+    print_fitting(console, table)
     console.print()
 
 
@@ -299,11 +283,12 @@ def _wall_times(console: Console, report: RunReport) -> None:
     if report.shares_gpu:
         sharing = ranks_told(rank.rank for rank in report.ranks if rank.shared_gpu)
         title += f" ({_SHARED}, {sharing}: comparable with nothing)"
-    table = _table(console, title, "rank", *phases)
+    table = titled_table(console, title, "rank", *phases)
     for rank in report.ranks:
         times = [f"{rank.wall_s[phase]:.3f}" if phase in rank.wall_s else "-" for phase in phases]
         table.add_row(str(rank.rank), *times)
-    console.print(table)
+    if phases:
+        print_fitting(console, table)
     if report.launcher_wall_s:
         own = report.launcher_wall_s
         names = [name for name in _LAUNCHER_PHASES if name in own] + sorted(set(own) - set(_LAUNCHER_PHASES))
@@ -322,14 +307,9 @@ def _lines(console: Console, title: str, lines: Sequence[str], at_most: int) -> 
     console.print()
 
 
-def _verdict(console: Console, report: RunReport) -> None:
+def _verdict(console: Console, report: RunReport, captures: Sequence[Captured]) -> None:
     console.print(_marked(report.verdict, report.witness.reason))
-    console.print(Text.assemble(("next: ", "dim"), _as_typed(report.next_command)), soft_wrap=True)
-
-
-def _as_typed(command: str) -> str:
-    """Name the program as it was named just now where its bare name would not be found (a .venv not activated)."""
-    program = sys.argv[0]
-    if command.split(" ", 1)[0] != PROGRAM or Path(program).name != PROGRAM or shutil.which(PROGRAM):
-        return command
-    return shlex.quote(program) + command.removeprefix(PROGRAM)
+    commands = [report.next_command]
+    if report.run.device_kind == "cuda" and any("error" not in own for own in captures):
+        commands.append(f"{PROGRAM} sanitize {shlex.quote(str(report.path))}")
+    print_next(console, *commands)
