@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -46,3 +47,22 @@ def test_example_was_recorded_with_the_kernel_and_launch_rule_of_this_tree(bundl
     sources = {record.source_sha256 for rank in range(4) for record in bundle.modules(rank)} - {None}
     assert sources == {current}
     assert same_launch_rule(bundle.run)
+
+
+@pytest.mark.parametrize(
+    "left_behind",
+    [
+        "alphamoe-runs/20260131T120000Z-text-1f2e3d/run.json",
+        "examples/captures/alphamoe-runs/20260131T120000Z-text-1f2e3d/run.json",
+        "examples/captures/alphamoe-captures/rank=0/capture.json",
+        "examples/captures/sanitizer-report/report.json",
+        "examples/h200-tp4/reports/dashboard.html",
+    ],
+)
+def test_what_the_documented_commands_leave_in_a_checkout_is_ignored_by_git(left_behind: str) -> None:
+    """Nobody should commit a run by accident, or wonder what is new in the folder."""
+    root = EXAMPLE.parents[1]
+    if not (root / ".git").exists():
+        pytest.skip("this is no git checkout")
+    command = ["git", "-C", str(root), "check-ignore", "--quiet", "--no-index", left_behind]
+    assert subprocess.run(command, check=False).returncode == 0
