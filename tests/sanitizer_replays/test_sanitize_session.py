@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -250,7 +251,7 @@ def test_a_damaged_capture_is_named_and_the_session_no_pass(
     code, report = session(tmp_path / "captures", tmp_path / "r", tool(), tools=("synccheck",))
     assert code == 3
     assert [entry.verdict.value for entry in report.entries] == ["PASS"]
-    assert "cannot be opened" in report.reason
+    assert "1 capture left out, damaged or out of place" in report.reason
 
 
 @pytest.mark.parametrize(
@@ -295,15 +296,16 @@ def test_an_allowed_finding_is_listed_apart_and_stays_in_the_totals(
 ) -> None:
     """PASS with the finding told; an entry that nothing needed is noted; one without a reason is CONFIG_ERROR."""
     allow, fake = tmp_path / "allow.toml", tool(fault=["racecheck"])
+    until = datetime.date.today() + datetime.timedelta(days=365)
     entry = '[[allow]]\nsymbol = "wait"\nhazard = "hazard"\ntool = "racecheck"\n'
-    entry += 'tool_versions = "2025.1..2025.4"\nexpires = 2099-01-01\n'
+    entry += 'tool_versions = "2025.1..2025.4"\n' + f"expires = {until}\n"
     allow.write_text(f'{entry}reason = "known"\n{entry.replace("wait", "other")}reason = "unused"\n')
     more = ("--M", "3", "--allow-list", str(allow))
     code, report = session(captures, tmp_path / "r", fake, *more, tools=("racecheck",))
     assert code == 0, capsys.readouterr().out
     assert (report.entries[0].hazards, len(report.entries[0].findings)) == (1, 1)
     assert "known" in report.entries[0].allowed[0]
-    assert "racecheck 1 hazard (1 finding allowed until 2099-01-01)" in report.scope[0]
+    assert f"racecheck 1 hazard (1 finding allowed until {until})" in report.scope[0]
     assert any("not used: other" in note for note in report.notes)
     allow.write_text(entry)
     words = ["sanitize", str(captures), "--out", str(tmp_path / "s"), "--sanitizer", fake, *more]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -16,18 +17,20 @@ def check_json_target(target: str | None, option: str = "--json") -> None:
     """Refuse a report's target that cannot be written, before the work that it would hold is done.
 
     Args:
-        target: null, ``-`` or a path whose missing folders will be made.
+        target: null, ``-`` or a path in a folder that is there.
         option: the option that named it.
 
     Raises:
-        UsageError: it is a directory, or its folder cannot be written or made.
+        UsageError: it is a directory, or its folder is not there or cannot be written.
     """
     if target is None or target == "-":
         return
     path = Path(target)
     if path.is_dir():
         raise UsageError(f"{option} {target} is a directory", "name a file, or none for standard output")
-    folder = next(folder for folder in path.absolute().parents if folder.exists())
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise UsageError(f"{option} {target}: there is no folder {folder}", "make it first, or name another file")
     try:
         # Permission bits do not tell of a disk that is read-only, or of /proc.
         with tempfile.TemporaryFile(dir=folder):
@@ -35,6 +38,25 @@ def check_json_target(target: str | None, option: str = "--json") -> None:
     except OSError as error:
         told = f"{option} {target}: cannot write in {folder}: {error.strerror or error}"
         raise UsageError(told, "name another file, or none for standard output") from error
+
+
+def remove_earlier(target: str | None) -> None:
+    """Remove a report that an earlier command left, so that it does not stand for one that ends without any.
+
+    Args:
+        target: as :func:`check_json_target` took it. The file that GITHUB_STEP_SUMMARY names is added to, and stays.
+
+    Raises:
+        UsageError: it cannot be removed.
+    """
+    if target is None or target in ("-", os.environ.get("GITHUB_STEP_SUMMARY")):
+        return
+    path = Path(target)
+    try:
+        if path.is_symlink() or path.is_file():  # and not /dev/null
+            path.unlink()
+    except OSError as error:
+        raise UsageError(f"{target} cannot be replaced: {error.strerror or error}", "name another file") from error
 
 
 def deliver(outputs: Mapping[str, Callable[[], object]], exit_code: int) -> int:

@@ -53,8 +53,8 @@ def run(args: argparse.Namespace) -> int:
     """Judge, report, and return the verdict's exit code."""
     from alphamoe_profiler.commands import check_json_target
 
-    for target in (args.json, args.junit, args.markdown):
-        check_json_target(target)
+    for option in ("--json", "--junit", "--markdown"):
+        check_json_target(getattr(args, option[2:]), option)
     policies: tuple[str, ...] = tuple(str(path) for path in args.policy)
     try:
         report = _report(args)

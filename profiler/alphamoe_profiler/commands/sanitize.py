@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alphamoe_profiler.commands import check_json_target, deliver, write_json
+from alphamoe_profiler.commands import check_json_target, deliver, remove_earlier, write_json
 from alphamoe_tracers.errors import UsageError
 
 if TYPE_CHECKING:
@@ -101,10 +101,13 @@ def _options(args: argparse.Namespace) -> SessionOptions:
     from alphamoe_sanitizer_replays.replays.job import check_file
     from alphamoe_sanitizer_replays.session.plan import DEFAULT_TIMEOUT_S, SessionOptions, parse_tools
 
+    targets = {option: getattr(args, option[2:]) for option in ("--json", "--junit", "--markdown")}
+    for option, target in targets.items():
+        check_json_target(target, option)
+    for target in targets.values():
+        remove_earlier(target)
     if not args.paths:
         raise UsageError("no run and no capture is named", "name it before the options, which take what follows them")
-    for option in ("--json", "--junit", "--markdown"):
-        check_json_target(getattr(args, option[2:]), option)
     if args.timeout is not None and not 0 < args.timeout <= 86_400:
         raise UsageError(f"--timeout {args.timeout:g} is no time", "seconds, up to a day")
     if args.jobs is not None and not 1 <= args.jobs <= 256:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -40,13 +40,14 @@ CAPTURE_FILE = "capture.json"
 TENSORS_FILE = "tensors.safetensors"
 ROOM_KEPT_BYTES = 64 << 20
 """What a capture leaves free on its disk, so that the run's own evidence can still be written."""
-MAX_DEPTH = 6
-"""Folders below a path in which captures are looked for."""
 
 _SCHEMA = re.compile(r"alphamoe-trace-capture-v([1-9][0-9]{0,5})\Z")
 # The only file outside its directory that a capture may name lies beside it.
 _FILE = re.compile(r"tensors\.safetensors\Z|(\.\./)?weights-[0-9a-f]{12}\.safetensors\Z")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+_PARTS = frozenset({CAPTURE_FILE, TENSORS_FILE})
+# As write_capture names what it has not renamed yet.
+_UNFINISHED = re.compile(r"\..*\.tmp\Z")
 _DAMAGED = "the capture is damaged; record it again"
 
 
@@ -258,28 +259,63 @@ def open_capture(directory: Path, plugin: str | None = None) -> StoredCapture:
     return StoredCapture(directory, capture)
 
 
-def find_captures(path: Path) -> list[Path]:
-    """List the captures that a path stands for: itself, those below a folder, or those of a run bundle.
+class FoundCaptures(NamedTuple):
+    """What a path holds."""
 
-    Links are not followed. The list is sorted, numbers by value; it may be empty.
+    captures: tuple[Path, ...]
+    """Sorted, numbers by value."""
+    left_out: tuple[str, ...]
+    """One sentence for each place that looks like a capture, or a part of one, and is none of these."""
+    bundles: tuple[Path, ...]
+    """Run bundles below the path."""
+
+
+def find_captures(path: Path) -> list[Path]:
+    """List the captures that a path stands for; see :func:`look_for_captures`."""
+    return list(look_for_captures(path).captures)
+
+
+def look_for_captures(path: Path) -> FoundCaptures:
+    """Find the captures that a path stands for: itself, those below a folder, or those of a run bundle.
+
+    Links are not followed. There may be none.
 
     Raises:
         UsageError: the path is no directory.
     """
     if not path.is_dir():
         raise UsageError(f"{path} is no directory", "name a run bundle, a capture, or a folder of captures")
-    if (path / CAPTURE_FILE).is_file():
-        return [path]
-    root = path / "captures" if (path / "run.json").is_file() else path
-    found = []
-    for folder, names, files in os.walk(root):
-        depth = len(Path(folder).relative_to(root).parts)
-        # A name with a dot is a capture that was cut short while it was written.
-        names[:] = [name for name in names if not name.startswith(".")] if depth < MAX_DEPTH else []
-        if CAPTURE_FILE in files:
-            found.append(Path(folder))
-            names[:] = []
-    return sorted(found, key=_natural)
+    is_run = (path / "run.json").is_file() and not (path / CAPTURE_FILE).is_file()
+    root = path / "captures" if is_run else path
+    found: list[Path] = []
+    left_out: list[str] = []
+    bundles: list[Path] = []
+
+    def unread(error: OSError) -> None:
+        left_out.append(f"{error.filename}: the folder cannot be read: {error.strerror or error}")
+
+    for name, names, files in os.walk(root, onerror=unread) if root.exists() else ():
+        folder = Path(name)
+        parts = folder.relative_to(root).parts
+        if "run.json" in files:
+            bundles.append(folder)
+        if any(folder.is_relative_to(capture) for capture in found[-1:]):
+            why = "it lies within a capture"
+        elif any(part.startswith(".") for part in parts):
+            why = "it was not written to its end" if parts[-1].endswith(".tmp") else "it lies in a hidden folder"
+        else:
+            why = "" if CAPTURE_FILE in files else f"it has no {CAPTURE_FILE}"
+        if why and (_PARTS & set(files) or (parts and _UNFINISHED.match(parts[-1]))):
+            left_out.append(f"{folder}: {why}")
+        elif CAPTURE_FILE in files:
+            found.append(folder)
+        links = [link for link in (folder / own for own in names) if link.is_symlink()]
+        left_out += [
+            f"{link}: links are not followed; name the folder itself"
+            for link in links
+            if not link.resolve().is_relative_to(root.resolve()) and any(_PARTS & set(own) for *_, own in os.walk(link))
+        ]
+    return FoundCaptures(tuple(sorted(found, key=_natural)), tuple(sorted(left_out)), tuple(bundles))
 
 
 def _natural(path: Path) -> list[tuple[int, int, str]]:

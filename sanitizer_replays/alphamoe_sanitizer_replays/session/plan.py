@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from alphamoe_sanitizer_replays.captures.records import Capture
-from alphamoe_sanitizer_replays.captures.selection import Which, among, parse_which
-from alphamoe_sanitizer_replays.captures.store import StoredCapture, find_captures, open_capture
+from alphamoe_sanitizer_replays.captures.selection import Which, among
+from alphamoe_sanitizer_replays.captures.store import FoundCaptures, StoredCapture, look_for_captures, open_capture
 from alphamoe_sanitizer_replays.plugins.protocol import find_plugin
 from alphamoe_sanitizer_replays.replays.job import stumble
 from alphamoe_sanitizer_replays.reports.records import CaptureFacts, many
 from alphamoe_sanitizer_replays.results import TOOLS, Tool
+from alphamoe_sanitizer_replays.session.choice import choose, split_words, which_of
 from alphamoe_sanitizer_replays.session.vouched import bundle_of, open_bundle, place_within, unproven_captures
 from alphamoe_tracers.errors import AlphaMoEError, EvidenceError, UsageError
 
@@ -76,7 +76,7 @@ class Plan:
 
     captures: tuple[PlannedCapture, ...]
     damaged: tuple[str, ...]
-    """One sentence for each capture that could not be opened: the session is no PASS."""
+    """One sentence for each capture that could not be opened, and each part of one: the session is no PASS."""
     unproven: tuple[str, ...]
     """One sentence for each reason why captures of a run are not known to be its own: the session is no PASS."""
     notes: tuple[str, ...]
@@ -97,16 +97,16 @@ def parse_tools(words: Sequence[str]) -> tuple[Tool, ...]:
     Raises:
         UsageError: an unknown name, ``none`` beside a tool, or no name at all.
     """
-    names = _words(words)
+    names = split_words(words, "--tool", f"{', '.join(TOOLS)}, all or none")
     if names == ["none"]:
         return ()
     known = {str(tool): tool for tool in TOOLS}
     for name in names:
+        if name == "none":
+            raise UsageError("--tool none stands alone", "leave it out, or the other names")
         if name not in known and name != "all":
             hint = "name captures before --tool" if Path(name).exists() else f"{', '.join(known)}, all or none"
             raise UsageError(f"--tool {name}: there is no such tool", hint)
-    if not names:
-        raise UsageError("--tool names nothing", f"{', '.join(known)}, all or none")
     return TOOLS if "all" in names else tuple(known[name] for name in dict.fromkeys(names))
 
 
@@ -114,20 +114,21 @@ def plan_session(options: SessionOptions) -> Plan:
     """Find and choose the captures.
 
     Raises:
-        UsageError: there are none, none passes the filters, a variant is unknown, or the files of a run contradict
-            each other.
+        UsageError: there are none, a filter names what no capture is of, a variant is unknown, or the files of a run
+            contradict each other.
         EvidenceError: every capture that was found is damaged, or those of a run are gone.
     """
     run = options.paths[0] if len(options.paths) == 1 and (options.paths[0] / "run.json").is_file() else None
-    folders = {path: find_captures(path) for path in options.paths}
+    folders = {path: look_for_captures(path) for path in options.paths}
     bundles = _bundles(folders)
     _refuse_empty(folders, bundles)
     opened: list[StoredCapture] = []
-    damaged: list[AlphaMoEError] = []
     # One capture that is reached in two ways is one.
     reached: dict[Path, Path] = {}
-    for folder in (folder for found in folders.values() for folder in found):
+    for folder in (folder for found in folders.values() for folder in found.captures):
         reached.setdefault(folder.resolve(), folder)
+    left_out = dict.fromkeys(text for found in folders.values() for text in found.left_out)
+    damaged: list[AlphaMoEError] = [EvidenceError(text, "remove or repair it") for text in left_out]
     for folder in reached.values():
         try:
             opened.append(open_capture(folder, options.plugin))
@@ -135,16 +136,17 @@ def plan_session(options: SessionOptions) -> Plan:
             damaged.append(error)
     if not opened and damaged:
         raise damaged[0]
-    chosen = _chosen([stored.capture for stored in opened], options)
+    single, copies = _without_copies(opened)
+    chosen = choose([own.capture for own in single], options.ranks, options.layers, options.Ms)
     planned = _told_apart(
-        [_planned(own, options, run, _model_layers(own, bundles)) for own in opened if id(own.capture) in chosen]
+        [_planned(own, options, run, _model_layers(own, bundles)) for own in single if id(own.capture) in chosen]
     )
     named = {variant for own in planned for variant in own.variants}
-    for variant in _variant_names(options):
-        if variant not in named:
+    for variant in _variants(options):
+        if variant not in ("rule", "all") and variant not in named:
             known = sorted({name for own in planned for name in own.facts.variants})
             raise UsageError(f"--variants {variant}: no capture's kernel has it", f"known are {', '.join(known)}")
-    ranks = _which(options.ranks, "--ranks")
+    ranks = which_of(options.ranks, "--ranks")
     unproven = [
         problem
         for bundle in bundles
@@ -152,8 +154,24 @@ def plan_session(options: SessionOptions) -> Plan:
     ]
     run_id = bundles[0].run.run_id if run is not None else None
     return Plan(
-        planned, tuple(str(error) for error in damaged), tuple(unproven), _on_their_word(planned, bundles), run_id, run
+        planned,
+        tuple(str(error) for error in damaged),
+        tuple(unproven),
+        (*copies, *_on_their_word(planned, bundles)),
+        run_id,
+        run,
     )
+
+
+def _without_copies(opened: Sequence[StoredCapture]) -> tuple[list[StoredCapture], list[str]]:
+    """Leave out captures of which another says all the same: they are one dispatch; gives a note for each of them."""
+    first: dict[bytes, StoredCapture] = {}
+    notes = []
+    for own in opened:
+        same = first.setdefault(msgspec.json.encode(own.capture, order="sorted"), own)
+        if same is not own:
+            notes.append(f"{own.path} is a copy of {same.path}: one dispatch, replayed once")
+    return list(first.values()), notes
 
 
 def _on_their_word(planned: Sequence[PlannedCapture], bundles: list[RunBundle]) -> tuple[str, ...]:
@@ -170,11 +188,12 @@ def _on_their_word(planned: Sequence[PlannedCapture], bundles: list[RunBundle]) 
     )
 
 
-def _bundles(folders: Mapping[Path, list[Path]]) -> list[RunBundle]:
-    """Open every run bundle that a capture was found in, or that was named; by a link or not."""
-    every = list(dict.fromkeys(folder for found in folders.values() for folder in found))
+def _bundles(folders: Mapping[Path, FoundCaptures]) -> list[RunBundle]:
+    """Open every run bundle that was named, in whole or in part, or lies below what was named; by a link or not."""
+    every = list(dict.fromkeys(folder for found in folders.values() for folder in found.captures))
+    below = (bundle for found in folders.values() for bundle in found.bundles)
     roots: dict[Path, Path] = {}
-    for place in (*folders, *every):
+    for place in (*folders, *below, *every):
         for root in filter(None, (bundle_of(place), bundle_of(place.resolve()))):
             roots.setdefault(root.resolve(), root.absolute())
     return [
@@ -183,66 +202,37 @@ def _bundles(folders: Mapping[Path, list[Path]]) -> list[RunBundle]:
     ]
 
 
-def _ranks_of(
-    bundle: RunBundle, asked: Which, folders: Mapping[Path, list[Path]], opened: list[StoredCapture]
-) -> list[int]:
-    """Give the ranks of a run whose captures were asked for: all that pass, or only those of the captures named."""
-    named = any(path.resolve() == bundle.path.resolve() for path in folders)
-    here = {own.capture.rank for own in opened if place_within(own.path, bundle.path) is not None}
-    return [rank for rank in bundle.ranks if among(rank, asked, bundle.world_size) and (named or rank in here)]
-
-
-def _refuse_empty(folders: Mapping[Path, list[Path]], bundles: list[RunBundle]) -> None:
-    for path, found in folders.items():
-        if found:
-            continue
-        bundle = next((own for own in bundles if own.path == path.absolute()), None)
-        if bundle is None:
-            raise UsageError(f"{path} holds no captures", "name a run bundle, a capture, or a folder of captures")
-        gone = unproven_captures(bundle, bundle.ranks)
-        if gone:
-            raise EvidenceError(f"{path} holds no captures: {gone[0]}", "record it again")
-        raise UsageError(
-            f"{path} holds no captures",
-            "record it again with --capture layer=0,M=1 (alphamoe-trace trace --help says what can be captured)",
-        )
-
-
-def _chosen(captures: list[Capture], options: SessionOptions) -> set[int]:
-    """Give the identities of the captures that pass the filters.
-
-    Raises:
-        UsageError: none does, or a filter's word is no number.
+def _ranks_of(bundle: RunBundle, asked: Which, folders: Iterable[Path], opened: Sequence[StoredCapture]) -> list[int]:
+    """Give the ranks of a run whose captures were asked for: of all that pass, those whose folder a path is or holds,
+    or lies in, and those of the captures that were opened; whatever is left of them.
     """
-    worlds = [capture.world_size for capture in captures if capture.world_size is not None]
-    last_rank = max([*(world - 1 for world in worlds), *(capture.rank for capture in captures)], default=0)
-    last_layer = max((capture.layer for capture in captures if capture.layer is not None), default=0)
-    last_M = max((capture.M for capture in captures), default=0)
-    ranks, layers, Ms = _which(options.ranks, "--ranks"), _which(options.layers, "--layers"), _which(options.Ms, "--M")
-    chosen = {
-        id(capture)
-        for capture in captures
-        if among(capture.rank, ranks, last_rank + 1)
-        and among(capture.layer, layers, last_layer + 1)
-        and among(capture.M, Ms, last_M + 1)
-    }
-    if not chosen:
-        there = "; ".join(dict.fromkeys(capture.label for capture in captures))
-        raise UsageError("no capture passes --ranks, --layers and --M", f"there are {there[:400]}")
-    return chosen
+    here = {own.capture.rank for own in opened if place_within(own.path, bundle.path) is not None}
+    named = [path.resolve() for path in folders]
+    for rank in bundle.ranks:
+        own_folder = bundle.path.resolve() / "captures" / f"rank={rank}"
+        if any(path.is_relative_to(own_folder) or own_folder.is_relative_to(path) for path in named):
+            here.add(rank)
+    return [rank for rank in bundle.ranks if among(rank, asked, bundle.world_size) and rank in here]
 
 
-def _which(words: Sequence[str], option: str) -> Which:
-    names = _words(words)
-    return "all" if "all" in names else parse_which("+".join(names), option)
+def _refuse_empty(folders: Mapping[Path, FoundCaptures], bundles: list[RunBundle]) -> None:
+    for path, found in folders.items():
+        if found.captures or found.left_out:
+            continue
+        for bundle in bundles:
+            gone = unproven_captures(bundle, _ranks_of(bundle, "all", [path], ()))
+            if gone:
+                raise EvidenceError(f"{path} holds no captures: {gone[0]}", "record it again")
+        if (path / "run.json").is_file():
+            raise UsageError(
+                f"{path} holds no captures",
+                "record it again with --capture layer=0,M=1 (alphamoe-trace trace --help says what can be captured)",
+            )
+        raise UsageError(f"{path} holds no captures", "name a run bundle, a capture, or a folder of captures")
 
 
-def _words(words: Sequence[str]) -> list[str]:
-    return [part for word in words for part in word.split(",") if part]
-
-
-def _variant_names(options: SessionOptions) -> list[str]:
-    return [name for name in _words(options.variants) if name not in ("rule", "all")]
+def _variants(options: SessionOptions) -> list[str]:
+    return split_words(options.variants, "--variants", "rule, all, or names of variants")
 
 
 def _planned(
@@ -265,7 +255,7 @@ def _planned(
     own = capture.launch.variant if capture.launch is not None else (known[0] if known else None)
     wanted: list[str | None] = []
     refused = []
-    for word in _words(options.variants):
+    for word in _variants(options):
         if word == "rule":
             wanted.append(own)
         elif word == "all":

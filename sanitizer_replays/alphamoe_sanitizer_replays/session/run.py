@@ -51,7 +51,8 @@ def run_session(
         OSError: the folder cannot be written.
     """
     began_s = time.monotonic()
-    allow, today = load_allow_list(options.allow_list), datetime.date.today()
+    today = datetime.date.today()
+    allow = load_allow_list(options.allow_list, today)
     device, device_name, trouble = choose_device(options.device, bool(options.tools))
     tool_path: ToolPath | None = None
     if options.tools:
@@ -117,7 +118,9 @@ def _device_told(work: SessionWork) -> str | None:
 
 def _of_plan(plan: Plan) -> str:
     """Say why the captures themselves leave the session open, or nothing."""
-    told = [f"{many(len(plan.damaged), 'capture')} cannot be opened: {plan.damaged[0]}"] if plan.damaged else []
+    told = []
+    if plan.damaged:
+        told.append(f"{many(len(plan.damaged), 'capture')} left out, damaged or out of place: {plan.damaged[0]}")
     if plan.unproven:
         more = f" (and {len(plan.unproven) - 1} more)" if len(plan.unproven) > 1 else ""
         told.append(f"captures of the run are not proven to be its own: {plan.unproven[0]}{more}")

@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
 
 def bundle_of(path: Path) -> Path | None:
-    """Give the run bundle that a path is, or that a capture or a folder of captures lies in."""
-    for folder in (path, *path.absolute().parents[:4]):
-        if (folder / "run.json").is_file():
+    """Give the run bundle that a path is, or whose folder of captures it lies in, however deep."""
+    path = path.absolute()
+    for folder in (path, *path.parents):
+        if (folder / "run.json").is_file() and path.relative_to(folder).parts[:1] in ((), ("captures",)):
             return folder
     return None
 
