@@ -101,13 +101,13 @@ def _options(args: argparse.Namespace) -> SessionOptions:
     from alphamoe_sanitizer_replays.replays.job import check_file
     from alphamoe_sanitizer_replays.session.plan import DEFAULT_TIMEOUT_S, SessionOptions, parse_tools
 
+    if not args.paths:
+        raise UsageError("no run and no capture is named", "name it before the options, which take what follows them")
     targets = {option: getattr(args, option[2:]) for option in ("--json", "--junit", "--markdown")}
     for option, target in targets.items():
         check_json_target(target, option)
     for target in targets.values():
         remove_earlier(target)
-    if not args.paths:
-        raise UsageError("no run and no capture is named", "name it before the options, which take what follows them")
     if args.timeout is not None and not 0 < args.timeout <= 86_400:
         raise UsageError(f"--timeout {args.timeout:g} is no time", "seconds, up to a day")
     if args.jobs is not None and not 1 <= args.jobs <= 256:
