@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 import msgspec
+
+from alphamoe_tracers.errors import EvidenceError
 
 Tool = Literal["memcheck", "racecheck", "synccheck", "initcheck"]
 TOOLS: tuple[Tool, ...] = ("synccheck", "racecheck", "memcheck", "initcheck")
@@ -245,3 +248,17 @@ class ControlReport(msgspec.Struct, frozen=True, kw_only=True):
         """Mechanisms with a control that this tool was meant to catch and did not, in the order of the controls."""
         missed = (outcome.mechanism for outcome in self.outcomes if outcome.meant_for and not outcome.caught)
         return tuple(dict.fromkeys(missed))
+
+
+def read_result(path: Path) -> ReplayResult | None:
+    """Read what a replay process said when it ended; null where it died before that.
+
+    Raises:
+        EvidenceError: the file is there and cannot be read.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=ReplayResult)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        raise EvidenceError(f"{path}: the replay's result cannot be read: {error}") from error

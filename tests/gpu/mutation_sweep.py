@@ -127,7 +127,7 @@ class Sweep:
         device: str = "cuda",
         gpus: int = 1,
     ) -> None:
-        from alphamoe_sanitizer_replays.replays.spec import child_environment
+        from alphamoe_sanitizer_replays.tool.environment import child_environment
         from alphamoe_sanitizer_replays.tool.sanitizer import find_tool
 
         self._inputs, self._folder, self._record = inputs, folder, record

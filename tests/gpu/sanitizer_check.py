@@ -185,8 +185,8 @@ def walls(bench: Bench, step: Step) -> None:
 
     from alphamoe_sanitizer_replays.captures.store import open_capture
     from alphamoe_sanitizer_replays.replays.job import prepare_inputs, prepare_job
-    from alphamoe_sanitizer_replays.replays.spec import child_environment
     from alphamoe_sanitizer_replays.results import TOOLS
+    from alphamoe_sanitizer_replays.tool.environment import child_environment
     from alphamoe_sanitizer_replays.tool.sanitizer import find_tool, run_tool
 
     tool_path = find_tool()

@@ -227,7 +227,7 @@ def test_a_control_process_imports_no_torch() -> None:
     import subprocess
 
     code = "import sys, alphamoe_sanitizer_replays.controls.process; sys.exit('torch' in sys.modules)"
-    from alphamoe_sanitizer_replays.replays.spec import child_environment
+    from alphamoe_sanitizer_replays.tool.environment import child_environment
 
     assert subprocess.run([sys.executable, "-c", code], env=child_environment(), check=False).returncode == 0
 
@@ -237,9 +237,9 @@ def test_gaps_are_those_of_the_mechanisms_that_the_variant_uses() -> None:
     report = judge_controls("racecheck", tuple(good_runs(missed="cluster_memory")), (TARGET,))
     gap = ("distributed shared memory by racecheck",)
     used = scope.mechanisms_used
-    assert scope.not_covered(used("alphamoe_w8a8", "t8_c8"), [report]) == gap
-    assert scope.not_covered(used("alphamoe_w8a8", "t64_w"), [report]) == ()
-    assert scope.not_covered(used("triton_stock", None), [report]) == gap
+    assert scope.not_covered([used("alphamoe_w8a8", "t8_c8")], [report]) == gap
+    assert scope.not_covered([used("alphamoe_w8a8", "t64_w")], [report]) == ()
+    assert scope.not_covered([used("triton_stock", None)], [report]) == gap
     ours = frozenset().union(*(used("alphamoe_w8a8", name) for name in ("t8_c8", "t64_w")))
     assert ours < {control.mechanism for control in CONTROLS}
 

@@ -30,8 +30,8 @@ from alphamoe_backend.environ import CACHE_DIR
 from alphamoe_backend.kernels import launch
 from alphamoe_sanitizer_replays.captures.store import open_capture
 from alphamoe_sanitizer_replays.replays.job import check_outputs, prepare_inputs, prepare_job
-from alphamoe_sanitizer_replays.replays.spec import child_environment
 from alphamoe_sanitizer_replays.results import Finding, ReplayResult, Summary, ToolLog, ToolRun
+from alphamoe_sanitizer_replays.tool.environment import child_environment
 from alphamoe_sanitizer_replays.tool.sanitizer import run_plain
 
 MUTANTS = all_mutants()

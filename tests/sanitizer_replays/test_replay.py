@@ -29,8 +29,9 @@ from alphamoe_sanitizer_replays.replays.job import (
 )
 from alphamoe_sanitizer_replays.replays.process import mapped_tensors, refuse_collectors
 from alphamoe_sanitizer_replays.replays.single import ReplayReport, replay_capture
-from alphamoe_sanitizer_replays.replays.spec import child_environment, read_result, read_spec
-from alphamoe_sanitizer_replays.results import OutputCheck, ReplayResult
+from alphamoe_sanitizer_replays.replays.spec import read_spec
+from alphamoe_sanitizer_replays.results import OutputCheck, ReplayResult, read_result
+from alphamoe_sanitizer_replays.tool.environment import child_environment
 from alphamoe_tracers.errors import EvidenceError, UsageError
 
 PLUGINS = Path(__file__).parent / "replay_plugins"

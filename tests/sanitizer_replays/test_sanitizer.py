@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from fake_sanitizer import BANNER, CLEAN, LAUNCHED, TARGET, body_of, make_tool, run_fake
 
-from alphamoe_sanitizer_replays.replays.spec import SPAWNED_VARIABLE
 from alphamoe_sanitizer_replays.results import TOOLS, Tool
+from alphamoe_sanitizer_replays.tool.environment import SPAWNED_VARIABLE
 from alphamoe_sanitizer_replays.tool.interrupts import Interrupts
 from alphamoe_sanitizer_replays.tool.leash import LAUNCHER_VARIABLE
 from alphamoe_sanitizer_replays.tool.process_group import run_group

@@ -26,8 +26,9 @@ from alphamoe_profiler.bundle_files import replacing
 from alphamoe_sanitizer_replays.captures.records import Capture
 from alphamoe_sanitizer_replays.captures.tensors import save_tensors
 from alphamoe_sanitizer_replays.plugins.protocol import PreparedReplay, find_plugin
-from alphamoe_sanitizer_replays.replays.spec import SPAWNED_VARIABLE, ReplaySpec, TensorPlace, read_spec
+from alphamoe_sanitizer_replays.replays.spec import ReplaySpec, TensorPlace, read_spec
 from alphamoe_sanitizer_replays.results import ReplayResult
+from alphamoe_sanitizer_replays.tool.environment import SPAWNED_VARIABLE
 from alphamoe_sanitizer_replays.tool.leash import die_with_launcher
 from alphamoe_tracers.errors import AlphaMoEError, EvidenceError, UsageError
 

@@ -13,7 +13,6 @@ import msgspec
 
 from alphamoe_profiler.printable import printable_line
 from alphamoe_profiler.verdicts import Verdict, worst
-from alphamoe_sanitizer_replays.controls.table import CONTROLS
 from alphamoe_sanitizer_replays.reports.lines import counts_told
 from alphamoe_sanitizer_replays.reports.records import CaptureFacts, ReplayEntry, SanitizeReport, allowed_told, many
 from alphamoe_sanitizer_replays.results import TOOLS, ControlReport
@@ -45,17 +44,17 @@ _MOST_NAMED = 8
 _HASH_LETTERS = 12
 
 
-def mechanisms_used(plugin: str, variant: str | None) -> frozenset[str]:
-    """Name the mechanisms that a kernel uses: all of them where its plug-in is not ours."""
-    return _USED.get((plugin, variant or ""), frozenset(control.mechanism for control in CONTROLS))
+def mechanisms_used(plugin: str, variant: str | None) -> frozenset[str] | None:
+    """Name the mechanisms that a kernel uses; null where its plug-in is not ours, and it may use any."""
+    return _USED.get((plugin, variant or ""))
 
 
-def not_covered(used: frozenset[str], controls: Iterable[ControlReport]) -> tuple[str, ...]:
-    """Say which of these mechanisms a tool was meant to check and did not: ``warp sync by synccheck``."""
+def not_covered(uses: Sequence[frozenset[str] | None], controls: Iterable[ControlReport]) -> tuple[str, ...]:
+    """Say which mechanisms of several kernels a tool was meant to check and did not: ``warp sync by synccheck``."""
     gaps: dict[str, list[str]] = {}
     for report in controls:
         for mechanism in report.not_covered:
-            if mechanism in used:
+            if any(used is None or mechanism in used for used in uses):
                 gaps.setdefault(mechanism, []).append(report.tool)
     return tuple(f"{mechanism} by {' and '.join(tools)}" for mechanism, tools in gaps.items())
 
@@ -257,7 +256,7 @@ class _Kernel:
         if idle:
             gaps.append(f"what {_listed(idle)} would find ({'no tool was' if len(idle) == len(TOOLS) else 'not'} run)")
         used = [mechanisms_used(own.plugin, variant) for (_, variant), own in self._replays.items()]
-        gaps += not_covered(frozenset().union(*used), report.controls)
+        gaps += not_covered(used, report.controls)
         return [*gaps, "host API errors"]
 
 

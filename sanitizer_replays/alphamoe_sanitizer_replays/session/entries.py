@@ -6,10 +6,10 @@ import datetime
 import shlex
 
 from alphamoe_profiler.verdicts import Verdict
-from alphamoe_sanitizer_replays.replays.spec import REPLAY_ENVIRONMENT
 from alphamoe_sanitizer_replays.reports.records import ReplayEntry
 from alphamoe_sanitizer_replays.results import ControlReport, OutputCheck, Tool, ToolRun
 from alphamoe_sanitizer_replays.session.plan import PlannedCapture
+from alphamoe_sanitizer_replays.tool.environment import REPLAY_ENVIRONMENT
 from alphamoe_sanitizer_replays.verdicts.allow_list import AllowEntry, AllowList
 from alphamoe_sanitizer_replays.verdicts.judge import judge
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from alphamoe_profiler.redact import redact_argv
-from alphamoe_sanitizer_replays.replays.spec import SPAWNED_VARIABLE, child_environment, read_result
-from alphamoe_sanitizer_replays.results import Finding, ReplayResult, Tool, ToolLog, ToolRun
+from alphamoe_sanitizer_replays.results import Finding, ReplayResult, Tool, ToolLog, ToolRun, read_result
+from alphamoe_sanitizer_replays.tool.environment import SPAWNED_VARIABLE, child_environment
 from alphamoe_sanitizer_replays.tool.log import MAX_LOG_BYTES, parse_log
 from alphamoe_sanitizer_replays.tool.process_group import GRACE_S, Ended, run_group
 from alphamoe_sanitizer_replays.tool.xml_records import MAX_XML_BYTES, parse_xml
