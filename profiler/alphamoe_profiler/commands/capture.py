@@ -71,7 +71,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the program with the hook in its environment, then say what was captured."""
     from alphamoe_sanitizer_replays.hooks.report import summary
-    from alphamoe_sanitizer_replays.hooks.settings import HookSettings, parse_bytes, parse_m_from
+    from alphamoe_sanitizer_replays.hooks.settings import HookSettings, parse_bytes, parse_m_from, unknown_variables
 
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
     if not program:
@@ -91,6 +91,8 @@ def run(args: argparse.Namespace) -> int:
         max_bytes=parse_bytes(args.max_bytes),
     )
     _check_plugin(settings)
+    if told_of_variables := unknown_variables(os.environ):
+        _note(told_of_variables)
     with _folder(settings.out, args.add):
         root = f"{os.getpid()}-capture-{os.urandom(4).hex()}"
         code, interrupted = _run(program, _environment(settings, root))
@@ -170,17 +172,16 @@ def _folder(out: Path, add: bool) -> Iterator[None]:
     """
     from alphamoe_sanitizer_replays.captures.store import find_captures
     from alphamoe_sanitizer_replays.hooks.report import FOLDER
+    from alphamoe_sanitizer_replays.tool.folder_lock import missing_folders, remove_empty
 
-    there = out.is_dir()
+    made = missing_folders(out)
     _check_out(out, add)
     try:
         yield
     finally:
         if not find_captures(out):
             shutil.rmtree(out / FOLDER, ignore_errors=True)
-            for folder in (*out.glob("rank=*"), *(() if there else (out,))):
-                with contextlib.suppress(OSError):  # not empty
-                    folder.rmdir()
+            remove_empty((*out.glob("rank=*"), *made))
 
 
 def _next_step(out: Path) -> str:

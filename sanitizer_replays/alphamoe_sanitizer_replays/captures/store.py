@@ -278,7 +278,7 @@ def find_captures(path: Path) -> list[Path]:
 def look_for_captures(path: Path) -> FoundCaptures:
     """Find the captures that a path stands for: itself, those below a folder, or those of a run bundle.
 
-    Links are not followed. There may be none.
+    Links are not followed, and nothing outside the path is looked at. There may be none.
 
     Raises:
         UsageError: the path is no directory.
@@ -309,13 +309,20 @@ def look_for_captures(path: Path) -> FoundCaptures:
             left_out.append(f"{folder}: {why}")
         elif CAPTURE_FILE in files:
             found.append(folder)
-        links = [link for link in (folder / own for own in names) if link.is_symlink()]
-        left_out += [
-            f"{link}: links are not followed; name the folder itself"
-            for link in links
-            if not link.resolve().is_relative_to(root.resolve()) and any(_PARTS & set(own) for *_, own in os.walk(link))
-        ]
+        links = [own for own in map(folder.joinpath, (*names, *files)) if own.is_symlink()]
+        left_out += [f"{link}: {why}" for link in links if (why := _not_followed(link, root))]
     return FoundCaptures(tuple(sorted(found, key=_natural)), tuple(sorted(left_out)), tuple(bundles))
+
+
+def _not_followed(link: Path, root: Path) -> str:
+    """Say why a link may hide captures, or nothing: it leads to a file, or to a folder that is walked itself."""
+    try:
+        target = link.resolve(strict=True)
+        folder = target.is_dir()
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle, before Python 3.13
+        return f"a link that leads nowhere ({getattr(error, 'strerror', None) or 'it leads back to itself'})"
+    outside = folder and not target.is_relative_to(root.resolve())
+    return f"links are not followed, and this one leads out to {target}: name that as well" if outside else ""
 
 
 def _natural(path: Path) -> list[tuple[int, int, str]]:

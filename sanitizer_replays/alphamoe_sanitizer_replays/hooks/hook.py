@@ -17,7 +17,7 @@ from typing import Any
 from alphamoe_sanitizer_replays.hooks.import_watch import ImportWatch
 from alphamoe_sanitizer_replays.hooks.op_override import OpOverride, RegistrationWatch
 from alphamoe_sanitizer_replays.hooks.report import Board, say, summary
-from alphamoe_sanitizer_replays.hooks.settings import ROOT, VARIABLES, HookSettings, from_environment, unknown_variables
+from alphamoe_sanitizer_replays.hooks.settings import ROOT, TOLD, HookSettings, from_environment, unknown_variables
 from alphamoe_sanitizer_replays.hooks.tap import Tap
 from alphamoe_sanitizer_replays.hooks.wrapping import Wrapped, wrap
 from alphamoe_tracers.errors import AlphaMoEError, UsageError
@@ -166,14 +166,13 @@ def arm(environ: MutableMapping[str, str] | None = None) -> Hook | None:
     environ = os.environ if environ is None else environ
     if any(_is_ours(word) for word in sys.orig_argv[1:4]):
         return None
-    strangers = unknown_variables(environ)
-    if strangers and not environ.get(ROOT):  # else the process that reports has told it
-        say(f"no variable of the hook, and ignored: {', '.join(strangers)} (known are {', '.join(VARIABLES)})")
+    if not environ.get(ROOT):  # else the process that reports has told it
+        _say_once(unknown_variables(environ), environ)
     try:
         settings = from_environment(environ)
     except (UsageError, OSError) as error:  # OSError: the working directory is gone
         hint = f" ({error.hint})" if isinstance(error, UsageError) and error.hint else ""
-        say(f"nothing will be captured: {error}{hint}")
+        _say_once(f"nothing will be captured: {error}{hint}", environ)
         return None
     if settings is None or _ARMED is not None:
         return None
@@ -186,6 +185,14 @@ def arm(environ: MutableMapping[str, str] | None = None) -> Hook | None:
     _ARMED = hook
     atexit.register(_end, hook, os.getpid() if is_root else None)
     return hook
+
+
+def _say_once(text: str, environ: MutableMapping[str, str]) -> None:
+    """Say what no process above this one has said."""
+    told = environ.get(TOLD, "")
+    if text and text not in told:
+        say(text)
+        environ[TOLD] = f"{told}{text}\n"
 
 
 def new_root() -> str:

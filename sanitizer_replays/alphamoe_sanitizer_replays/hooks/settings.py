@@ -28,6 +28,8 @@ WHEN = PREFIX + "WHEN"
 MAX_BYTES = PREFIX + "MAX_BYTES"
 ROOT = PREFIX + "ROOT"
 """Process that says at its end what was captured: set by the command, or by the first process that has the hook."""
+TOLD = PREFIX + "TOLD"
+"""What a process has said of wrong variables, so that its children, which inherit them, do not repeat it."""
 
 VARIABLES = (CALLABLE, OP, OUT, FIRST, M, M_FROM, RANK, PLUGIN, SYMBOL, IMPORT, WHEN, MAX_BYTES)
 
@@ -141,9 +143,12 @@ def from_environment(environ: Mapping[str, str]) -> HookSettings | None:
     )
 
 
-def unknown_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Name the variables that begin as the hook's do and are none of them: misspelt ones."""
-    return tuple(sorted(name for name in environ if name.startswith(PREFIX) and name not in (*VARIABLES, ROOT)))
+def unknown_variables(environ: Mapping[str, str]) -> str:
+    """Tell of variables that begin as the hook's do and are none of them, misspelt ones; empty where there are none."""
+    known = {*VARIABLES, ROOT, TOLD}
+    found = sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
+    told = f"no variable of the hook, and ignored: {', '.join(found)} (known are {', '.join(VARIABLES)})"
+    return told if found else ""
 
 
 def parse_m_from(text: str) -> tuple[str, int] | None:

@@ -6,10 +6,11 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from alphamoe_profiler.bundle_files import read_json
 from alphamoe_sanitizer_replays.captures.selection import Which, among
 from alphamoe_sanitizer_replays.captures.store import FoundCaptures, StoredCapture, look_for_captures, open_capture
 from alphamoe_sanitizer_replays.plugins.protocol import find_plugin
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from alphamoe_profiler.bundle import RunBundle
 
 DEFAULT_TIMEOUT_S = 300.0
+_NOT_OURS = "where it is another program's, move the captures to a folder of their own and name that"
 
 
 @dataclass(frozen=True)
@@ -116,19 +118,21 @@ def plan_session(options: SessionOptions) -> Plan:
     Raises:
         UsageError: there are none, a filter names what no capture is of, a variant is unknown, or the files of a run
             contradict each other.
-        EvidenceError: every capture that was found is damaged, or those of a run are gone.
+        EvidenceError: every capture that was found or that a filter names is damaged, or those of a run are gone.
     """
-    run = options.paths[0] if len(options.paths) == 1 and (options.paths[0] / "run.json").is_file() else None
     folders = {path: look_for_captures(path) for path in options.paths}
-    bundles = _bundles(folders)
-    _refuse_empty(folders, bundles)
+    bundles, unread = _bundles(folders)
+    _refuse_empty(folders, bundles, unread)
+    run = options.paths[0] if len(options.paths) == 1 else None
+    run_id = next((own.run.run_id for own in bundles if run is not None and own.path.samefile(run)), None)
+    run = run if run_id is not None else None
     opened: list[StoredCapture] = []
     # One capture that is reached in two ways is one.
     reached: dict[Path, Path] = {}
     for folder in (folder for found in folders.values() for folder in found.captures):
         reached.setdefault(folder.resolve(), folder)
     left_out = dict.fromkeys(text for found in folders.values() for text in found.left_out)
-    damaged: list[AlphaMoEError] = [EvidenceError(text, "remove or repair it") for text in left_out]
+    damaged: list[AlphaMoEError] = [EvidenceError(text, "repair or remove it") for text in left_out]
     for folder in reached.values():
         try:
             opened.append(open_capture(folder, options.plugin))
@@ -136,42 +140,77 @@ def plan_session(options: SessionOptions) -> Plan:
             damaged.append(error)
     if not opened and damaged:
         raise damaged[0]
-    single, copies = _without_copies(opened)
-    chosen = choose([own.capture for own in single], options.ranks, options.layers, options.Ms)
-    planned = _told_apart(
-        [_planned(own, options, run, _model_layers(own, bundles)) for own in single if id(own.capture) in chosen]
-    )
+    ranks = which_of(options.ranks, "--ranks")
+    strangers = _strangers(unread, folders)
+    unproven = [f"{error}; {_NOT_OURS}" for root, error in unread.items() if root not in strangers]
+    unproven += [
+        problem
+        for bundle in bundles
+        for problem in unproven_captures(bundle, _ranks_of(bundle, ranks, folders, opened))
+    ]
+    choice = choose([own.capture for own in opened], options.ranks, options.layers, options.Ms)
+    may_hold = (*map(str, damaged), *unproven)
+    for word in choice.unmatched:
+        if not may_hold:
+            raise word
+        if not choice.identities:
+            raise EvidenceError(f"{word}; one that is damaged or gone may be of it: {may_hold[0]}", word.hint)
+    single, copies = _without_copies([own for own in opened if id(own.capture) in choice.identities], damaged)
+    planned = _told_apart([_planned(own, options, run, _model_layers(own, bundles)) for own in single])
     named = {variant for own in planned for variant in own.variants}
     for variant in _variants(options):
         if variant not in ("rule", "all") and variant not in named:
             known = sorted({name for own in planned for name in own.facts.variants})
             raise UsageError(f"--variants {variant}: no capture's kernel has it", f"known are {', '.join(known)}")
-    ranks = which_of(options.ranks, "--ranks")
-    unproven = [
-        problem
-        for bundle in bundles
-        for problem in unproven_captures(bundle, _ranks_of(bundle, ranks, folders, opened))
-    ]
-    run_id = bundles[0].run.run_id if run is not None else None
     return Plan(
         planned,
         tuple(str(error) for error in damaged),
         tuple(unproven),
-        (*copies, *_on_their_word(planned, bundles)),
+        (
+            *(f"{word}; one that is damaged or gone may be of it" for word in choice.unmatched),
+            *(f"{root / 'run.json'} is another program's, and no capture lies in its captures/" for root in strangers),
+            *copies,
+            *_on_their_word(planned, bundles),
+        ),
         run_id,
         run,
     )
 
 
-def _without_copies(opened: Sequence[StoredCapture]) -> tuple[list[StoredCapture], list[str]]:
-    """Leave out captures of which another says all the same: they are one dispatch; gives a note for each of them."""
-    first: dict[bytes, StoredCapture] = {}
-    notes = []
+def _without_copies(
+    opened: Sequence[StoredCapture], damaged: list[AlphaMoEError]
+) -> tuple[list[StoredCapture], list[str]]:
+    """Leave out captures of which another says all the same, whenever it was written: they are one dispatch.
+
+    A sound one is kept. Others that their hashes do not prove are no copies, but damaged.
+
+    Returns:
+        (the captures that are left, a note for each copy).
+    """
+    alike: dict[bytes, list[StoredCapture]] = {}
     for own in opened:
-        same = first.setdefault(msgspec.json.encode(own.capture, order="sorted"), own)
-        if same is not own:
-            notes.append(f"{own.path} is a copy of {same.path}: one dispatch, replayed once")
-    return list(first.values()), notes
+        said = msgspec.structs.replace(own.capture, created="", wall_s={})
+        alike.setdefault(msgspec.json.encode(said, order="sorted"), []).append(own)
+    kept, notes = [], []
+    for group in alike.values():
+        faults = {own.path: _fault(own) for own in group} if len(group) > 1 else {}
+        first = next((own for own in group if faults.get(own.path) is None), group[0])
+        kept.append(first)
+        for own in group:
+            fault = faults.get(own.path)
+            if own is not first and fault is not None:
+                damaged.append(fault)
+            elif own is not first:
+                notes.append(f"{own.path} is a copy of {first.path}: one dispatch, replayed once")
+    return kept, notes
+
+
+def _fault(own: StoredCapture) -> AlphaMoEError | None:
+    try:
+        own.verify()
+    except AlphaMoEError as error:
+        return error
+    return None
 
 
 def _on_their_word(planned: Sequence[PlannedCapture], bundles: list[RunBundle]) -> tuple[str, ...]:
@@ -188,18 +227,41 @@ def _on_their_word(planned: Sequence[PlannedCapture], bundles: list[RunBundle]) 
     )
 
 
-def _bundles(folders: Mapping[Path, FoundCaptures]) -> list[RunBundle]:
-    """Open every run bundle that was named, in whole or in part, or lies below what was named; by a link or not."""
+def _bundles(folders: Mapping[Path, FoundCaptures]) -> tuple[list[RunBundle], dict[Path, EvidenceError]]:
+    """Open every run bundle that was named, in whole or in part, or lies below what was named; by a link or not.
+
+    Returns:
+        (the bundles, why others are none by folder: their ``run.json`` is damaged, or another program's).
+    """
     every = list(dict.fromkeys(folder for found in folders.values() for folder in found.captures))
     below = (bundle for found in folders.values() for bundle in found.bundles)
     roots: dict[Path, Path] = {}
     for place in (*folders, *below, *every):
         for root in filter(None, (bundle_of(place), bundle_of(place.resolve()))):
             roots.setdefault(root.resolve(), root.absolute())
-    return [
-        open_bundle(root, [within for own in every if (within := place_within(own, root)) is not None])
-        for root in roots.values()
-    ]
+    bundles: list[RunBundle] = []
+    unread: dict[Path, EvidenceError] = {}
+    for root in roots.values():
+        try:
+            found = [within for own in every if (within := place_within(own, root)) is not None]
+            bundles.append(open_bundle(root, found))
+        except EvidenceError as error:
+            unread[root] = error
+    return bundles, unread
+
+
+def _strangers(unread: Mapping[Path, EvidenceError], folders: Mapping[Path, FoundCaptures]) -> list[Path]:
+    """Give the folders whose ``run.json`` is another program's, and vouches for no capture that was found."""
+    every = [folder for found in folders.values() for folder in found.captures]
+    strangers = []
+    for root in unread:
+        try:
+            ours = "schema_version" in read_json(root / "run.json", dict[str, Any])
+        except EvidenceError:
+            continue  # it may have been of a run whose captures are gone
+        if not ours and all(place_within(own, root / "captures") is None for own in every):
+            strangers.append(root)
+    return strangers
 
 
 def _ranks_of(bundle: RunBundle, asked: Which, folders: Iterable[Path], opened: Sequence[StoredCapture]) -> list[int]:
@@ -215,10 +277,15 @@ def _ranks_of(bundle: RunBundle, asked: Which, folders: Iterable[Path], opened: 
     return [rank for rank in bundle.ranks if among(rank, asked, bundle.world_size) and rank in here]
 
 
-def _refuse_empty(folders: Mapping[Path, FoundCaptures], bundles: list[RunBundle]) -> None:
+def _refuse_empty(
+    folders: Mapping[Path, FoundCaptures], bundles: list[RunBundle], unread: Mapping[Path, EvidenceError]
+) -> None:
     for path, found in folders.items():
         if found.captures or found.left_out:
             continue
+        for root, error in unread.items():
+            if place_within(path, root) is not None or place_within(root, path) is not None:
+                raise EvidenceError(str(error), _NOT_OURS)
         for bundle in bundles:
             gone = unproven_captures(bundle, _ranks_of(bundle, "all", [path], ()))
             if gone:

@@ -16,12 +16,14 @@ from alphamoe_tracers.errors import UsageError
 def locked_folder(folder: Path) -> Iterator[Path]:
     """Make a folder where it is missing, and hold it: a second holder is refused. One that stays empty is removed.
 
-    The lock is the kernel's and ends with the process, however that ends; no file of it is left.
+    The lock is the kernel's and ends with the process, however that ends; no file of it is left. Who holds a folder
+    holds all below it.
 
     Raises:
-        UsageError: another process holds it, it cannot be made, or its disk cannot lock.
+        UsageError: another process holds it or a folder that it lies in, it cannot be made, or its disk cannot lock.
     """
     try:
+        made = missing_folders(folder)
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
@@ -36,14 +38,42 @@ def locked_folder(folder: Path) -> Iterator[Path]:
         except OSError as error:
             told = f"{folder} cannot be locked: {error.strerror or error}"
             raise UsageError(told, "name a folder on a local disk with --out") from error
-        if not held:
+        if not held or any(_is_held(parent) for parent in folder.resolve().parents):
             raise UsageError(f"{folder} is in use by another session", "wait for its end, or name another with --out")
         yield folder
     finally:
         if held:
-            with contextlib.suppress(OSError):  # not empty
-                folder.rmdir()
+            remove_empty((folder, *made))
         os.close(handle)
+
+
+def missing_folders(folder: Path) -> tuple[Path, ...]:
+    """List what would have to be made for a folder to be there, the innermost first."""
+    return tuple(path for path in (folder, *folder.parents) if not path.exists())
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove those folders in which nothing lies, in this order."""
+    for folder in folders:
+        with contextlib.suppress(OSError):  # not empty, or gone
+            folder.rmdir()
+
+
+def _is_held(folder: Path) -> bool:
+    """Say whether another session holds a folder; one that cannot be opened or locked is held by none."""
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return False
 
 
 def clear_folder(folder: Path, own: Callable[[str], bool], force: bool, kept: Iterable[Path], kind: str) -> None:
@@ -57,7 +87,8 @@ def clear_folder(folder: Path, own: Callable[[str], bool], force: bool, kept: It
         kind: of what lies there, in one word.
 
     Raises:
-        UsageError: it holds something else, a path of ``kept``, or anything without ``force``.
+        UsageError: it holds something else, a path of ``kept``, what another session holds, or anything without
+            ``force``.
     """
     found = sorted(folder.iterdir())
     strangers = [entry.name for entry in found if not own(entry.name)]
@@ -67,6 +98,9 @@ def clear_folder(folder: Path, own: Callable[[str], bool], force: bool, kept: It
         raise UsageError(f"{folder} holds a {kind} already", "replace it with --force, or name another with --out")
     if any(path.resolve().is_relative_to(folder.resolve()) for path in kept):
         raise UsageError(f"{folder} holds captures that this {kind} reads", "name another folder with --out")
+    for name, *_ in (below for entry in found if not entry.is_symlink() for below in os.walk(entry)):
+        if _is_held(Path(name)):
+            raise UsageError(f"{name} is in use by another session", "wait for its end, or name another with --out")
     for entry in found:
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)

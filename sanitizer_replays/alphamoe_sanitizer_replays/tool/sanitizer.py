@@ -176,7 +176,7 @@ def run_tool(
         folder: made if need be; ``tool.log``, ``tool.xml`` and ``program.out`` of an earlier run in it are replaced.
         symbols: base names of the kernels to watch; empty to watch every kernel.
         timeout_s: seconds until the whole process group is killed. What was logged until then is kept and read.
-        env: what :func:`replays.spec.child_environment` starts from; this process's own environment when null.
+        env: what :func:`tool.environment.child_environment` starts from; this process's own environment when null.
         result_file: where the program writes its :class:`ReplayResult`; one that lies there already is removed.
         relative_to: what the file names of the record are relative to; ``folder`` when null.
         variant: that the program was asked to launch.
