@@ -322,7 +322,7 @@ def _not_followed(link: Path, root: Path) -> str:
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle, before Python 3.13
         return f"a link that leads nowhere ({getattr(error, 'strerror', None) or 'it leads back to itself'})"
     outside = folder and not target.is_relative_to(root.resolve())
-    return f"links are not followed, and this one leads out to {target}: name that as well" if outside else ""
+    return f"links are not followed, and this one leads out to {target}: name that, without the link" if outside else ""
 
 
 def _natural(path: Path) -> list[tuple[int, int, str]]:
