@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from alphamoe_profiler.bundle import RunBundle
+from alphamoe_profiler.verdicts import Verdict, worst
 from alphamoe_tracers.errors import AlphaMoEError
 
 if TYPE_CHECKING:
@@ -99,7 +100,8 @@ def report_facts(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]:
     """Read ``reports/*.json`` and ``reports/sanitizer/*.json``: derived files, which are shown.
 
-    The verdict of sanitizer replays is shown only where it follows from the replays and controls beside it.
+    The verdict of sanitizer replays is shown only where it follows from the replays and controls beside it, that of a
+    gate only where it is the worst of its cells; a report of another sanitizer schema is no PASS.
 
     Args:
         folder: ``RUN/reports``.
@@ -141,7 +143,11 @@ def report_facts(
             sanitizers.append(_sanitize_report(document, shown, contradiction))
             continue
         inner = "sanitizer" in path.relative_to(folder).parts or "sanitize" in str(document.get("schema", ""))
-        (sanitizers if inner else gates).append(_report(document, path.stem, shown))
+        own = _report(document, path.stem, shown)
+        if why := _unknown_pass(document) if inner else _gate_contradiction(document):
+            problems.append(f"{shown}: {why}")
+            own |= {"verdict": "FAIL" if "FAIL" in _judged(document) else "INCONCLUSIVE", "reason": why}
+        (sanitizers if inner else gates).append(own)
     return gates, sanitizers, problems
 
 
@@ -154,28 +160,82 @@ def _runs(document: dict[str, Any]) -> set[str]:
     }
 
 
+def _unknown_pass(document: dict[str, Any]) -> str:
+    schema = _short(document.get("schema"))
+    return f"PASS of schema {schema} cannot be checked here" if document["verdict"] == "PASS" else ""
+
+
+def _gate_contradiction(document: dict[str, Any]) -> str:
+    """Say why the verdict of a gate's report is not the worst of its cells, known gaps aside; empty where it is.
+
+    Without cells nothing was judged, and the verdict says why.
+    """
+    verdict, judged = Verdict(document["verdict"]), [Verdict(own) for own in _judged(document)]
+    why = _own_words(document)
+    if (judged or verdict is Verdict.PASS) and verdict is not worst(judged):
+        why = f"the worst of its cells is {worst(judged).value}" if judged else "no cell is in it"
+    return _contradicts(document, why)
+
+
+def _judged(document: dict[str, Any]) -> list[str]:
+    rules = [own for own in _list(document, "rules") if isinstance(own, dict)]
+    cells = [cell for own in (*rules, document) for cell in _list(own, "cells") if isinstance(cell, dict)]
+    return [_cell(None, cell)["verdict"] for cell in cells if cell.get("known_gap") is None]
+
+
+def _own_words(document: dict[str, Any]) -> str:
+    """Say which of a report's own words, exit code and statement, are of another verdict."""
+    verdict = Verdict(document["verdict"])
+    if document.get("exit_code", verdict.exit_code) != verdict.exit_code:
+        return f"its exit code is {_short(document['exit_code'])}"
+    statement = _text(document.get("statement"))
+    return "its statement is of another verdict" if statement and not statement.startswith(f"{verdict.value}:") else ""
+
+
+def _contradicts(document: dict[str, Any], why: str) -> str:
+    return f"the report contradicts itself: it says {document['verdict']}, and {why}" if why else ""
+
+
 def _contradiction(document: dict[str, Any]) -> str:
     """Say why the verdict of a report of sanitizer replays does not follow from what is in it; empty where it does.
 
     A session is FAIL where a replay is, and only there. It is PASS only where every replay is, and where each tool
-    caught its basic planted faults and found nothing in the sound ones.
+    caught its basic planted faults and found nothing in the sound ones, on the replays' device.
     """
     verdict = document["verdict"]
-    rows = [_replay_row(own) for own in _list(document, "entries") if isinstance(own, dict)]
+    entries = [own for own in _list(document, "entries") if isinstance(own, dict)]
+    rows = [_replay_row(own) for own in entries]
     of_replays = {row["verdict"] for row in rows}
     controls = [own for own in _list(document, "controls") if isinstance(own, dict)]
     proven = {own.get("tool") for own in controls if isinstance(own.get("tool"), str) and _basic_caught(own)}
     unproven = sorted({row["tool"] for row in rows} - proven - {"none"})
+    unused = sorted({own for own in _list(document, "tools") if isinstance(own, str)} - {row["tool"] for row in rows})
+    devices = {own["device"] for own in (*controls, *entries) if isinstance(own.get("device"), str)}
     why = ""
     if (verdict == "FAIL") != ("FAIL" in of_replays):
         why = "a replay in it is FAIL" if "FAIL" in of_replays else "no replay in it is"
     elif verdict == "PASS" and of_replays != {"PASS"}:
         why = "not every replay in it does" if rows else "no replay is in it"
+    elif wrong := next(filter(None, map(_entry_contradiction, entries)), None):
+        why = f"a PASS in it {wrong}"
+    elif verdict == "PASS" and unused:
+        why = f"no replay in it is under {unused[0]}"
     elif verdict == "PASS" and unproven:
         why = f"no basic planted fault of {unproven[0]} was caught"
     elif verdict == "PASS" and document.get("interrupted"):
         why = "that it was interrupted"
-    return f"the report contradicts itself: it says {verdict}, and {why}" if why else ""
+    elif verdict == "PASS" and controls and len(devices) > 1:
+        why = "its planted faults and replays ran on different devices"
+    return _contradicts(document, why or _own_words(document))
+
+
+def _entry_contradiction(entry: dict[str, Any]) -> str:
+    """Say why a replay that says PASS is none; empty where it is, or says something else."""
+    if entry.get("verdict") != "PASS":
+        return ""
+    if _replay_row(entry)["output"] != "PASS":
+        return "has an output that is not"
+    return "has findings that nothing allows" if _list(entry, "findings") and not _list(entry, "allowed") else ""
 
 
 def _basic_caught(controls: dict[str, Any]) -> bool:

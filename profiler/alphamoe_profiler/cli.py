@@ -8,14 +8,15 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib
-import io
 import os
 import shlex
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NoReturn, Protocol, cast
 
 from alphamoe_profiler.printable import printable
+from alphamoe_profiler.standard_streams import keep_streams, lost_output
 from alphamoe_tracers.errors import AlphaMoEError, UsageError
 
 PROGRAM = "alphamoe-trace"
@@ -45,7 +46,7 @@ examples:
   {PROGRAM} doctor                           before the first run, or when a run was INCONCLUSIVE
   {PROGRAM} trace --help                     all options of a command
 
-exit codes: 0 done, 1 failed or cut short, 2 usage, 3 evidence missing or damaged
+exit codes: 0 done, 1 failed or cut short, 2 usage, 3 evidence missing or damaged, or a result that could not be told
 """
 
 
@@ -78,15 +79,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the words after the program's name; the process's own when null.
 
     Returns:
-        The exit code. Failures are told in one line on stderr; with ``ALPHAMOE_TRACE_DEBUG=1`` tracebacks are shown.
+        The exit code, whatever becomes of stderr; 3 where it is 0 and standard output could not be written. Failures
+        are told in one line on stderr; with ``ALPHAMOE_TRACE_DEBUG=1`` tracebacks are shown.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a prompt's letters may be none of the locale's
-            stream.reconfigure(errors="backslashreplace")
+    keep_streams()
     try:
         code = _dispatch(words)
-        sys.stdout.flush()
+        lost = lost_output()
     except AlphaMoEError as error:
         return _fail(error, str(error), error.hint, error.exit_code)
     except KeyboardInterrupt as error:
@@ -97,7 +97,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
     except Exception as error:  # the last line of defence: a bug is told in one line too
         return _unexpected(error)
-    return code
+    if lost is None:
+        return code
+    hint = "" if code else "exit code 3: the result was not told"
+    return _fail(lost, f"could not write standard output: {lost.strerror}", hint, code or 3)
 
 
 def _dispatch(words: list[str]) -> int:
@@ -122,7 +125,7 @@ def _dispatch(words: list[str]) -> int:
     try:
         return _run(DEFAULT_COMMAND, words)
     except UsageError as error:
-        behind = next((word for word in words if word in COMMANDS), None)
+        behind = next((own for before, own in pairwise(words) if own in COMMANDS and before != "--out"), None)
         if behind is None or any(word.startswith("--prompt") for word in words):
             raise
         # Without a prompt this is no run either: an option stands before the command that was meant.

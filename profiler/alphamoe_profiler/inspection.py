@@ -122,7 +122,7 @@ def inspect_run(bundle: RunBundle) -> RunReport:
         requests=requests,
         launcher_wall_s=dict(outcome.wall_s) if outcome else {},
         problems=tuple(check(bundle)),
-        next_command=_next_command(bundle, witness),
+        next_command=_next_command(bundle, witness, any(len(frame) for frame in evidence.frames.values())),
         skew=compare_ranks(bundle, [rank_marks(own) for own in evidence.kernels.values()]),
         **_imported(evidence),
     )
@@ -181,10 +181,19 @@ def _rank(evidence: Evidence, rank: int) -> RankReport:
     )
 
 
-def _next_command(bundle: RunBundle, witness: WitnessSummary) -> str:
-    """Return the command that would settle what is open, or that shows more of what is settled."""
+def _next_command(bundle: RunBundle, witness: WitnessSummary, kernels: bool) -> str:
+    """Return the command that would settle what is open, or that shows more of what is settled.
+
+    Args:
+        bundle: the run.
+        witness: what it came to.
+        kernels: whether any kernel was recorded.
+    """
     again = list(bundle.run.argv[1:])
     if bundle.run.kind == "imported":
+        if not kernels:
+            ranks = bundle.run.world_size
+            return f"{PROGRAM} import NEW_TRACES --ranks {ranks} --out {shlex.quote(str(bundle.path))} --force"
         return f"{PROGRAM} gate {shlex.quote(str(bundle.path))} --help"
     if witness.verdict in (Verdict.PASS, Verdict.FAIL):
         return f"{PROGRAM} show {shlex.quote(str(bundle.path))} --json"

@@ -34,7 +34,8 @@ class TerminalProgress:
     """
 
     def __init__(self, ranks: int) -> None:
-        self._phases = dict.fromkeys(range(ranks), "starting")
+        self._ranks = ranks
+        self._phases = dict[int, str]()  # of ranks that spoke
         self._told = set[str]()
         self._status: Status | None = None
         self._began_s = time.monotonic()
@@ -78,6 +79,6 @@ class TerminalProgress:
 
     def line(self) -> str:
         """Return the phases with how many ranks are in each: ``decode (4 ranks), 12 s``."""
-        counted = Counter(self._phases.values())
+        counted = Counter({"starting": self._ranks - len(self._phases)}) + Counter(self._phases.values())
         parts = (f"{phase} ({count} rank{'s' if count > 1 else ''})" for phase, count in counted.items())
         return f"{', '.join(parts)}, {time.monotonic() - self._began_s:.0f} s"

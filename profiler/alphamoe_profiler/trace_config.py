@@ -95,7 +95,7 @@ def resolve(config: TraceConfig, survey: GpuSurvey) -> Resolved:
     Raises:
         UsageError: an option that is wrong, or wrong for this machine.
     """
-    _check_numbers(config)
+    check_numbers(config)
     device_kind = _device_kind(config, survey)
     notes: list[str] = []
     preset, layers = _model(config, device_kind, survey, notes)
@@ -118,7 +118,12 @@ def resolve(config: TraceConfig, survey: GpuSurvey) -> Resolved:
     )
 
 
-def _check_numbers(config: TraceConfig) -> None:
+def check_numbers(config: TraceConfig) -> None:
+    """Refuse numbers that cannot be, before anything is made for each rank.
+
+    Raises:
+        UsageError: the first of them.
+    """
     if config.ranks < 1:
         raise UsageError(f"--ranks must be at least 1, not {config.ranks}", "for example --ranks 4")
     if config.ranks > MAX_RANKS:

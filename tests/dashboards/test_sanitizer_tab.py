@@ -119,7 +119,8 @@ def test_a_replay_with_an_allowed_finding_is_not_shown_as_clean(tmp_path: Path) 
     folder.mkdir(parents=True)
     (entry,) = report(None).entries
     accepted = replace(entry, verdict=Verdict.PASS, whole=Verdict.PASS, reasons=(), allowed=("a race: known",))
-    write_report(replace(report(None), verdict=Verdict.PASS, entries=(accepted,), controls=(CAUGHT,)), folder)
+    passed = replace(report(None), verdict=Verdict.PASS, entries=(accepted,), controls=(CAUGHT,), statement="PASS: k")
+    write_report(passed, folder)
     _, (facts,), problems = report_facts(tmp_path / "reports")
     assert (facts["verdict"], problems) == ("PASS", [])
     assert [(row["verdict"], row["reason"]) for row in facts["replays"]] == [("PASS", "not clean: 1 finding allowed")]
@@ -140,6 +141,11 @@ def _failed(made: SanitizeReport) -> SanitizeReport:
     return made
 
 
+def _entry(made: SanitizeReport, **changed: Any) -> SanitizeReport:
+    passed = _passed(made)
+    return replace(passed, entries=(replace(passed.entries[0], **changed),))
+
+
 def _passed(made: SanitizeReport) -> SanitizeReport:
     clean = replace(made.entries[0], verdict=Verdict.PASS, whole=Verdict.PASS, reasons=(), findings=())
     return replace(made, entries=(clean,), controls=(CAUGHT,))
@@ -153,6 +159,14 @@ def _passed(made: SanitizeReport) -> SanitizeReport:
         (lambda made: replace(_passed(made), controls=()), "INCONCLUSIVE", "no basic planted fault of racecheck"),
         (lambda made: replace(_passed(made), entries=()), "INCONCLUSIVE", "no replay is in it"),
         (lambda made: replace(_passed(made), interrupted=True), "INCONCLUSIVE", "that it was interrupted"),
+        (lambda made: _entry(made, output=OutputCheck(verdict="FAIL")), "INCONCLUSIVE", "an output that is not"),
+        (lambda made: _entry(made, findings=made.entries[0].findings), "INCONCLUSIVE", "findings that nothing allows"),
+        (lambda made: replace(_entry(made, tool="none"), controls=()), "INCONCLUSIVE", "no replay in it is under race"),
+        (
+            lambda made: replace(_entry(made, device="A"), controls=(replace(CAUGHT, device="B"),)),
+            "INCONCLUSIVE",
+            "different devices",
+        ),
     ],
 )
 def test_a_pass_that_does_not_follow_from_what_is_beside_it_is_not_shown_as_one(
@@ -165,6 +179,51 @@ def test_a_pass_that_does_not_follow_from_what_is_beside_it_is_not_shown_as_one(
     assert (facts["verdict"], facts["statement"], facts["scopes"]) == (shown, [], [])
     assert why in facts["reason"]
     assert "the report contradicts itself" in problems[0]
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"exit_code": 3}, "its exit code is 3"),
+        ({"statement": "FAIL: k"}, "its statement is of another verdict"),
+        ({"schema": "alphamoe-trace-sanitize-v9"}, "alphamoe-trace-sanitize-v9 cannot be checked"),
+    ],
+)
+def test_words_of_another_verdict_or_schema_are_not_shown_as_pass(
+    tmp_path: Path, changed: dict[str, object], why: str
+) -> None:
+    """The same report without the change is."""
+    passed = replace(_passed(report("run-1")), verdict=Verdict.PASS, statement="PASS: k")
+    folder = tmp_path / "reports" / "sanitizer"
+    write_report(passed, folder)
+    assert report_facts(tmp_path / "reports", "run-1")[1][0]["verdict"] == "PASS"
+    document = json.loads((folder / "report.json").read_text())
+    (folder / "report.json").write_text(json.dumps(document | changed))
+    _, (facts,), problems = report_facts(tmp_path / "reports", "run-1")
+    assert facts["verdict"] == "INCONCLUSIVE"
+    assert why in problems[0]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "cells", "shown"),
+    [
+        ("PASS", [{"verdict": "PASS"}], "PASS"),
+        ("PASS", [{"verdict": "PASS"}, {"verdict": "FAIL", "known_gap": {"reason": "x"}}], "PASS"),
+        ("PASS", [{"verdict": "PASS"}, {"verdict": "FAIL"}], "FAIL"),
+        ("FAIL", [{"verdict": "PASS"}], "INCONCLUSIVE"),
+        ("PASS", [], "INCONCLUSIVE"),
+        ("CONFIG_ERROR", [], "CONFIG_ERROR"),
+    ],
+)
+def test_a_gates_verdict_is_shown_where_it_is_the_worst_of_its_cells(
+    tmp_path: Path, verdict: str, cells: list[dict[str, Any]], shown: str
+) -> None:
+    """Known gaps count for nothing, and what could not be judged has no cells."""
+    (tmp_path / "reports").mkdir()
+    document = {"schema": "alphamoe-trace-gate-v1", "verdict": verdict, "rules": [{"title": "r", "cells": cells}]}
+    (tmp_path / "reports" / "gate.json").write_text(json.dumps(document))
+    (facts,), _, problems = report_facts(tmp_path / "reports")
+    assert (facts["verdict"], bool(problems)) == (shown, shown != verdict)
 
 
 @pytest.mark.parametrize(

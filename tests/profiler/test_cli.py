@@ -93,6 +93,7 @@ PROMPT = ["--prompt", "text:hi"]
         (["--ranks", "4"], "a run needs a prompt"),
         (["--json", "doctor"], "a command comes first: alphamoe-trace doctor --json)"),
         (["--ranks", "4", "gate", "a b"], "a command comes first: alphamoe-trace gate --ranks 4 'a b')"),
+        (["--out", "gate", "--ranks", "2"], "prompt (for example --prompt gsm8k:17, or --prompt text:Hello)\n"),
         ([*PROMPT, "--out", "show", "--ranks", "0"], "not 0 (for example --ranks 4)"),
         (["--ranks", "0", *PROMPT], "--ranks must be at least 1, not 0"),
         (["--ranks", "-2", *PROMPT], "--ranks must be at least 1, not -2"),

@@ -192,7 +192,10 @@ def test_traces_without_a_gpu_kernel_are_told_with_what_to_record_and_the_next_s
     alone = foreign.trace(tmp_path / "alone" / "p-TP-0.trace.json", [foreign.launch(100, 41)], 0, 1)
     foreign.imported(tmp_path / "none", alone, "--ranks", 1)
     told = capsys.readouterr().out
-    assert told.splitlines()[-1].startswith("next: alphamoe-trace import NEW_TRACES --ranks 1 --out ")
+    step = told.splitlines()[-1]
+    assert step.startswith("next: alphamoe-trace import NEW_TRACES --ranks 1 --out ")
+    assert main(["show", str(tmp_path / "none")]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == step
     foreign.imported(tmp_path / "whole", foreign.trace(alone, foreign.run_of(), 0, 1), "--ranks", 1)
     assert "no GPU kernel" not in capsys.readouterr().out
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import io
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
+from alphamoe_profiler.cli import main
 from alphamoe_profiler.commands import trace
 from alphamoe_profiler.progress import TerminalProgress
 from alphamoe_profiler.rank_messages import RankMessage
@@ -87,3 +89,21 @@ def test_a_large_model_on_a_cpu_is_said_to_be_slow_before_anything_is_done(
         )
     assert capsys.readouterr().err.count(f"note: {model} on a CPU is slow") == told
     assert not (tmp_path / "run").exists()
+
+
+def test_ranks_that_have_not_spoken_take_no_memory() -> None:
+    """Their number is not checked yet, or may be large."""
+    tracemalloc.start()
+    progress = TerminalProgress(10**6)
+    line = progress.line()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert line.startswith("starting (1000000 ranks), ")
+    assert peak < 100_000
+
+
+def test_a_number_that_cannot_be_is_refused_before_anything_is_made_for_each_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("alphamoe_profiler.progress.TerminalProgress", lambda ranks: pytest.fail("made"))
+    assert main(["--prompt", "text:hi", "--ranks", "99999999"]) == 2

@@ -6,19 +6,107 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from alphamoe_tracers.errors import AlphaMoEError, UsageError
 
+_REPORTS = "reports"
+"""The folder of a run that holds what is derived from it, and that no command reads evidence from."""
 
-def check_json_target(target: str | None, option: str = "--json") -> None:
+
+def claim_targets(
+    targets: Mapping[str, str | None], inputs: Iterable[Path | str | None] = (), out: Path | None = None
+) -> None:
+    """Check where reports go, then remove what earlier commands left there: it must not stand for this one's.
+
+    To be called when the command line is accepted, before work begins.
+
+    Args:
+        targets: by option, as :func:`check_target` takes them. The file that GITHUB_STEP_SUMMARY names stays.
+        inputs: files and folders that the command reads; null for none.
+        out: a folder that the command makes.
+
+    Raises:
+        UsageError: one cannot be written or is an input. Nothing was removed.
+    """
+    check_targets(targets, inputs, out)
+    for target in targets.values():
+        if target is None or target == "-" or is_step_summary(Path(target)):
+            continue
+        path = Path(target)
+        try:
+            if path.is_symlink() or path.is_file():  # and not /dev/null
+                path.unlink()
+        except OSError as error:
+            raise UsageError(f"{target} cannot be replaced: {error.strerror or error}", "name another file") from error
+
+
+def check_targets(
+    targets: Mapping[str, str | None], inputs: Iterable[Path | str | None] = (), out: Path | None = None
+) -> None:
+    """Check where reports go, and remove nothing; arguments and errors are those of :func:`claim_targets`."""
+    read = [Path(own) for own in inputs if own is not None]
+    # A capture is read with the files of the run around it.
+    around = {parent for own in read for parent in own.absolute().parents if (parent / "run.json").is_file()}
+    read += [run / name for run in around for name in ("run.json", "outcome.json", "ranks", "captures")]
+    for option, target in targets.items():
+        check_target(target, option, out)
+        if target is None or target == "-":
+            continue
+        for own in read:
+            if _is_part_of(Path(target), own):
+                hint = f"name a file elsewhere, or below {own}/reports" if own.is_dir() else "name another file"
+                raise UsageError(f"{option} {target} would replace a part of {own}, which is read", hint)
+
+
+def _is_part_of(target: Path, source: Path) -> bool:
+    """Say whether a target is a file to be read, or lies in a folder that is, outside ``reports`` in it."""
+    whole, own = target.resolve(), source.resolve()
+    if not own.is_dir():
+        return whole == own or _same(target, source)
+    if whole.is_relative_to(own):
+        return _REPORTS not in whole.relative_to(own).parts
+    # Links of the folder may lead to it.
+    return target.is_file() and any(
+        _same(target, path) for path in own.rglob("*") if _REPORTS not in path.relative_to(own).parts
+    )
+
+
+def _same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
+
+
+def is_step_summary(path: Path) -> bool:
+    """Say whether GITHUB_STEP_SUMMARY names this file, however it is spelt: reports are added to it."""
+    named = os.environ.get("GITHUB_STEP_SUMMARY")
+    return named is not None and named != "" and (path.resolve() == Path(named).resolve() or _same(path, Path(named)))
+
+
+def write_text(path: Path, content: bytes) -> None:
+    """Write a report to a file, which is replaced as a whole or not at all; the step summary is added to.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    from alphamoe_profiler.bundle_files import replacing
+
+    with path.open("ab") if is_step_summary(path) else replacing(path) as stream:
+        stream.write(content)
+    sys.stderr.write(f"Wrote {path}\n")
+
+
+def check_target(target: str | None, option: str = "--json", out: Path | None = None) -> None:
     """Refuse a report's target that cannot be written, before the work that it would hold is done.
 
     Args:
-        target: null, ``-`` or a path in a folder that is there.
+        target: null, ``-`` or a path in a folder that is there, or that is made on the way to ``out``.
         option: the option that named it.
+        out: a folder that the command makes.
 
     Raises:
         UsageError: it is a directory, or its folder is not there or cannot be written.
@@ -29,6 +117,9 @@ def check_json_target(target: str | None, option: str = "--json") -> None:
     if path.is_dir():
         raise UsageError(f"{option} {target} is a directory", "name a file, or none for standard output")
     folder = path.absolute().parent
+    made = out.absolute().parents if out is not None else ()
+    while folder in made and not folder.exists():
+        folder = folder.parent
     if not folder.is_dir():
         raise UsageError(f"{option} {target}: there is no folder {folder}", "make it first, or name another file")
     try:
@@ -38,25 +129,6 @@ def check_json_target(target: str | None, option: str = "--json") -> None:
     except OSError as error:
         told = f"{option} {target}: cannot write in {folder}: {error.strerror or error}"
         raise UsageError(told, "name another file, or none for standard output") from error
-
-
-def remove_earlier(target: str | None) -> None:
-    """Remove a report that an earlier command left, so that it does not stand for one that ends without any.
-
-    Args:
-        target: as :func:`check_json_target` took it. The file that GITHUB_STEP_SUMMARY names is added to, and stays.
-
-    Raises:
-        UsageError: it cannot be removed.
-    """
-    if target is None or target in ("-", os.environ.get("GITHUB_STEP_SUMMARY")):
-        return
-    path = Path(target)
-    try:
-        if path.is_symlink() or path.is_file():  # and not /dev/null
-            path.unlink()
-    except OSError as error:
-        raise UsageError(f"{target} cannot be replaced: {error.strerror or error}", "name another file") from error
 
 
 def deliver(outputs: Mapping[str, Callable[[], object]], exit_code: int) -> int:

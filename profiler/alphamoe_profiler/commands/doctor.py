@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from alphamoe_profiler.commands import check_json_target
+from alphamoe_profiler.commands import check_target
 
 if TYPE_CHECKING:
     from alphamoe_profiler.doctor import Diagnosis
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the diagnosis; 0 when a run works here."""
     from alphamoe_profiler.doctor import diagnose
 
-    check_json_target(args.json)
+    check_target(args.json)
     diagnosis = diagnose()
     if args.json is None:
         _print(diagnosis)

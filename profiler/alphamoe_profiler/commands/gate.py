@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 import tempfile
@@ -51,10 +50,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Judge, report, and return the verdict's exit code."""
-    from alphamoe_profiler.commands import check_json_target
+    from alphamoe_profiler.commands import claim_targets
 
-    for option in ("--json", "--junit", "--markdown"):
-        check_json_target(getattr(args, option[2:]), option)
+    targets = {option: getattr(args, option[2:]) for option in ("--json", "--junit", "--markdown")}
+    claim_targets(targets, (*args.paths, *args.policy))
     policies: tuple[str, ...] = tuple(str(path) for path in args.policy)
     try:
         report = _report(args)
@@ -139,31 +138,24 @@ def _policies(args: argparse.Namespace, recorded_for: str | None) -> list[Placed
 
 
 def _write(args: argparse.Namespace, report: GateReport) -> None:
+    from alphamoe_profiler.commands import write_json, write_text
+
     if args.json is not None:
-        from alphamoe_profiler.commands import write_json
         from alphamoe_profiler.reports.gate_json import gate_document
 
         write_json(gate_document(report), args.json)
     if args.junit is not None:
         from alphamoe_profiler.reports.junit import junit_xml
 
-        _replace(Path(args.junit), junit_xml(report))
+        write_text(Path(args.junit), _encoded(junit_xml(report)))
     if args.markdown is not None:
         from alphamoe_profiler.reports.markdown import markdown
 
-        if args.markdown == os.environ.get("GITHUB_STEP_SUMMARY"):
-            with Path(args.markdown).open("a", encoding="utf-8") as stream:
-                stream.write(markdown(report))
-        else:
-            _replace(Path(args.markdown), markdown(report))
+        write_text(Path(args.markdown), _encoded(markdown(report)))
 
 
-def _replace(path: Path, text: str) -> None:
-    from alphamoe_profiler.bundle_files import replacing
-
-    with replacing(path) as stream:
-        stream.write(text.encode("utf-8", errors="backslashreplace"))
-    sys.stderr.write(f"Wrote {path}\n")
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", errors="backslashreplace")
 
 
 def _annotate_error(error: AlphaMoEError, args: argparse.Namespace) -> None:

@@ -89,6 +89,9 @@ def run(args: argparse.Namespace) -> int:
         jobs=args.jobs,
         argv=tuple(args.argv),
     )
+    from alphamoe_profiler.commands import claim_targets
+
+    claim_targets({"--json": args.json}, args.paths, args.out)
     with _progress() as progress:
         result = run_import(config, progress)
     if args.json is None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alphamoe_profiler.commands import check_json_target, deliver, write_json
+from alphamoe_profiler.commands import claim_targets, deliver, write_json
 from alphamoe_tracers.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,13 +59,13 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"--tool {tool}: there is no such tool", hint)
     if args.capture is None:
         raise UsageError("no capture is named", "name it before the options, which take what follows them")
-    check_json_target(args.json)
     if args.repeats < 0 or not args.timeout > 0:
         raise UsageError("--repeats cannot be negative, --timeout must be positive")
     if args.repeats and "none" not in args.tool:
         raise UsageError("--repeats times launches, which a tool would slow down", "leave out --tool, or --repeats")
     if args.device != "auto" and args.device.partition(":")[0] not in ("cpu", "cuda"):
         raise UsageError(f"--device {args.device}: no such device", "auto, cuda, cuda:N or cpu")
+    claim_targets({"--json": args.json}, (args.capture, args.source, args.sanitizer), args.out)
     from alphamoe_sanitizer_replays.replays.single import replay_capture
     from alphamoe_sanitizer_replays.tool.interrupts import Interrupts
 

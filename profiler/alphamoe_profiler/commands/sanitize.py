@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alphamoe_profiler.commands import check_json_target, deliver, remove_earlier, write_json
+from alphamoe_profiler.commands import claim_targets, deliver, write_json, write_text
 from alphamoe_tracers.errors import UsageError
 
 if TYPE_CHECKING:
@@ -103,11 +102,6 @@ def _options(args: argparse.Namespace) -> SessionOptions:
 
     if not args.paths:
         raise UsageError("no run and no capture is named", "name it before the options, which take what follows them")
-    targets = {option: getattr(args, option[2:]) for option in ("--json", "--junit", "--markdown")}
-    for option, target in targets.items():
-        check_json_target(target, option)
-    for target in targets.values():
-        remove_earlier(target)
     if args.timeout is not None and not 0 < args.timeout <= 86_400:
         raise UsageError(f"--timeout {args.timeout:g} is no time", "seconds, up to a day")
     if args.jobs is not None and not 1 <= args.jobs <= 256:
@@ -135,6 +129,8 @@ def _options(args: argparse.Namespace) -> SessionOptions:
         keep_inputs=args.keep_inputs,
         device=args.device,
     )
+    targets = {option: getattr(args, option[2:]) for option in ("--json", "--junit", "--markdown")}
+    claim_targets(targets, (*args.paths, args.allow_list, args.source, args.sanitizer), args.out)
     if args.jobs is None:
         return options
     from dataclasses import replace
@@ -179,9 +175,4 @@ def _replace(path: Path, content: Callable[[], bytes]) -> None:
 
 
 def _write(path: Path, content: Callable[[], bytes]) -> None:
-    if str(path) == os.environ.get("GITHUB_STEP_SUMMARY"):
-        with path.open("ab") as summary:
-            summary.write(content())
-    else:
-        _replace(path, content)
-    sys.stderr.write(f"Wrote {path}\n")
+    write_text(path, content())

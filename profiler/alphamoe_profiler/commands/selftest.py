@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alphamoe_profiler.commands import check_json_target
+from alphamoe_profiler.commands import check_target
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     """Run every case, print what each came to, and return 0 when all are right, else 1."""
     from alphamoe_profiler.selftest import run_selftest
 
-    check_json_target(args.json)
+    check_target(args.json)
     with tempfile.TemporaryDirectory(prefix="alphamoe-trace-selftest-") as folder:
         results = run_selftest(Path(folder))
     right = all(result.right for result in results)

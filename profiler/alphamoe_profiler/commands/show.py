@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from alphamoe_profiler.commands import check_json_target, write_json
+from alphamoe_profiler.commands import claim_targets, write_json
 from alphamoe_tracers.errors import AlphaMoEError, UsageError
 
 _EXAMPLES = """\
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         run, target = Path(target), "-"
     if run is None:
         raise UsageError("the following arguments are required: RUN", "name the directory of a recorded run")
-    check_json_target(target)
+    claim_targets({"--json": target}, (run,))
     if args.launch_shapes:
         launch_shapes(run, target)
     else:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alphamoe_profiler.commands import check_json_target
+from alphamoe_profiler.commands import check_targets
 from alphamoe_profiler.faults import PHASES
 from alphamoe_profiler.printable import printable
 from alphamoe_tracers.errors import AlphaMoEError, UsageError
@@ -124,11 +124,12 @@ def run(args: argparse.Namespace) -> int:
     """Record the run, print its report, and return 0 when it is complete, 1 when it was cut short."""
     from alphamoe_profiler.progress import TerminalProgress
     from alphamoe_profiler.session import run_session
-    from alphamoe_profiler.trace_config import TraceConfig
+    from alphamoe_profiler.trace_config import TraceConfig, check_numbers
 
     if not args.prompts:
         raise UsageError("a run needs a prompt", "for example --prompt gsm8k:17, or --prompt text:Hello")
-    check_json_target(args.json)
+    files = [own.removeprefix("file:") for own in args.prompts if own.startswith("file:")]
+    check_targets({"--json": args.json}, files, args.out)
     target, before = _captures(args.capture, args.capture_weights)
     config = TraceConfig(
         prompts=tuple(args.prompts),
@@ -152,6 +153,7 @@ def run(args: argparse.Namespace) -> int:
         timeout_s=args.timeout,
         argv=tuple(args.argv),
     )
+    check_numbers(config)
     with TerminalProgress(config.ranks) as progress:
         result = run_session(config, progress, target, _before(before))
     for note in result.notes:
