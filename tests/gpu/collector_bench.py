@@ -4,9 +4,9 @@
 
 A loop of eager and replayed small kernels runs unprofiled (before the tool was ever attached), then recorded. Each tool
 has processes of its own, in the order ours, theirs, theirs, ours, twice. The unprofiled loop is the same in all of them
-and its time moves by half between processes, so the median over all is what both are held against. Bars: slow-down at most 1.1 times torch.profiler's,
-stop-to-disk at most 0.3 times its stop plus export, bytes on disk at most those of its gzipped trace. Exit code 0 when
-all three hold.
+and its time moves by half between processes, so the median over all is what both are held against. Bars: slow-down at
+most 1.1 times torch.profiler's, stop-to-disk at most 0.3 times its stop plus export, bytes on disk at most those of its
+gzipped trace. Exit code 0 when all three hold.
 """
 
 from __future__ import annotations
