@@ -72,9 +72,11 @@ def _work(connection: Connection, seed: int, numbers: list[int]) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
     with tempfile.TemporaryDirectory(prefix="alphamoe-fuzz-", dir=_memory_disk()) as folder:
         tempfile.tempdir = folder
+        peak = 0
         for told in fuzz(seed, numbers, Path(folder) / "mutant"):
+            peak = max(peak, peak_bytes())
             connection.send(told)
-        connection.send(peak_bytes())
+        connection.send(peak)
 
 
 def _memory_disk() -> str | None:

@@ -40,6 +40,16 @@ def test_the_fuzz_sees_a_pass_that_is_wrong_and_a_crash(tmp_path: Path, monkeypa
     assert "unexpected ZeroDivisionError" in (judged(sound).fault or "")
 
 
+def test_a_mutant_answers_for_the_memory_that_it_takes_and_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the process held before, or a mutant before it took, is not its own."""
+    monkeypatch.setattr("judge.LIMIT_BYTES", 64 << 20)
+    others = bytes(128 << 20)
+    greedy = judged(Mutant("greedy", read=lambda: bytes(range(256)) * (1 << 19)))
+    assert greedy.fault in ("127 MiB of memory", "128 MiB of memory")
+    assert judged(Mutant("modest", read=lambda: None)).fault is None
+    assert len(others) == 128 << 20
+
+
 @pytest.mark.parametrize("digits", [5000, 100_000])
 def test_a_number_of_thousands_of_digits_in_a_policy_is_one_line(tmp_path: Path, digits: int) -> None:
     path = tmp_path / "policy.toml"

@@ -209,6 +209,13 @@ def test_the_published_schema_is_the_one_that_policies_are_read_with() -> None:
     assert published == policy_schema()
 
 
+def test_the_sample_of_the_documentation_is_sound() -> None:
+    text = (DOCS / "gate.md").read_text()
+    sample = text.partition("```toml\n")[2].partition("```")[0]
+    assert problems(sample) == []
+    assert len(parse_policy(sample, "p").policy.require) == 2
+
+
 def test_every_key_of_a_policy_is_described() -> None:
     text = (DOCS / "gate.md").read_text()
     for definition in policy_schema()["$defs"].values():

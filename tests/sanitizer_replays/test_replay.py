@@ -372,6 +372,21 @@ def test_a_folder_of_several_captures_is_refused(tmp_path: Path, capsys: pytest.
     assert "holds 2 captures" in capsys.readouterr().err
 
 
+def test_what_only_looks_like_a_capture_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One sound capture beside a damaged one is not the one that was meant, unless it is named itself."""
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "tensors.safetensors").touch()
+    assert cli.main(["replay", str(tmp_path)]) == 3
+    assert "it has no capture.json" in capsys.readouterr().err
+    stored = make_capture(tmp_path, M=1)
+    assert cli.main(["replay", str(tmp_path), "--device", "cpu"]) == 2
+    assert f"name the one: {stored.path}" in capsys.readouterr().err
+    (stored.path / "within").mkdir()
+    (stored.path / "within" / "tensors.safetensors").touch()
+    assert cli.main(["replay", str(stored.path), "--device", "cpu"]) == 3
+    assert "output: that of the capture" in capsys.readouterr().out
+
+
 def test_the_child_imports_nothing_that_it_does_not_need() -> None:
     """A replay starts under a tool for each variant: no pandas, no pyarrow, no collector, no triton."""
     code = (

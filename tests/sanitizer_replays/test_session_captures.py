@@ -156,7 +156,7 @@ def test_a_folder_that_cannot_be_read_is_told(folder: Path, monkeypatch: pytest.
     monkeypatch.setattr(os, "scandir", scandir)
     found = look_for_captures(folder)
     assert [path.name for path in found.captures] == ["alphamoe_w8a8-M=3"]
-    assert found.left_out == (f"{folder / NAME}: the folder cannot be read: Permission denied",)
+    assert found.left_out == ((folder / NAME, "the folder cannot be read: Permission denied"),)
 
 
 def test_captures_are_found_however_deep_they_lie(folder: Path) -> None:
@@ -171,6 +171,28 @@ def test_parts_alone_are_no_captures(folder: Path, tmp_path: Path, capsys: pytes
     _no_description(folder)
     assert main(["sanitize", str(folder / NAME), "--out", str(tmp_path / "r")]) == 3
     assert f"{NAME}: it has no capture.json" in capsys.readouterr().err
+
+
+def test_a_variant_that_a_damaged_capture_may_have_is_an_open_question(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is no wrong word before all captures were read."""
+    _no_description(folder)
+    assert main(["sanitize", str(folder), "--variants", "t9", "--out", str(tmp_path / "r")]) == 3
+    assert "one that is damaged or gone may have it" in capsys.readouterr().err
+
+
+def test_showing_a_run_names_what_only_looks_like_a_capture(
+    captures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = captured_run(tmp_path / "run", captures)
+    half = run / "captures/rank=2/half"
+    half.mkdir()
+    (half / "tensors.safetensors").touch()
+    main(["show", str(run), "--json"])
+    rows = json.loads(capsys.readouterr().out)["captures"]
+    assert rows[-1] == {"path": "captures/rank=2/half", "error": "it has no capture.json"}
+    assert all("error" not in row for row in rows[:-1])
 
 
 def _with_a_lost_rank(path: Path, captures: Path) -> Path:

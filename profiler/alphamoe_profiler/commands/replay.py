@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from alphamoe_profiler.commands import claim_targets, deliver, write_json
-from alphamoe_tracers.errors import UsageError
+from alphamoe_tracers.errors import EvidenceError, UsageError
 
 if TYPE_CHECKING:
     from alphamoe_sanitizer_replays.replays.single import ReplayReport
@@ -105,14 +105,21 @@ def _capture(path: Path) -> Path:
     """Give the one capture that a path stands for.
 
     Raises:
-        UsageError: there is none, or several.
+        UsageError: there is none, or several, or one beside what may be others.
+        EvidenceError: what lies here looks like a capture and is none.
     """
-    from alphamoe_sanitizer_replays.captures.store import find_captures
+    from alphamoe_sanitizer_replays.captures.store import look_for_captures
 
-    found = find_captures(path)
-    if not found:
+    captures, left_out, _ = look_for_captures(path)
+    if not captures:
+        if left_out:
+            raise EvidenceError(f"{path}: no capture that can be replayed lies here: {left_out[0]}", "record it again")
         raise UsageError(f"{path}: no capture lies here", "record one: alphamoe-trace --capture layer=0,M=1 ...")
-    if len(found) > 1:
-        names = ", ".join(str(capture) for capture in found[:3])
-        raise UsageError(f"{path} holds {len(found)} captures, and one is replayed at a time", f"for example {names}")
-    return found[0]
+    if len(captures) > 1:
+        names = ", ".join(map(str, captures[:3]))
+        raise UsageError(
+            f"{path} holds {len(captures)} captures, and one is replayed at a time", f"for example {names}"
+        )
+    if left_out and captures[0] != path:
+        raise UsageError(f"{path} may hold more than one capture: {left_out[0]}", f"name the one: {captures[0]}")
+    return captures[0]

@@ -88,13 +88,14 @@ def report(path: Path, json_target: str | None) -> None:
 
 
 def _captures(run: Path) -> list[dict[str, object]]:
-    """List the captures of a run bundle; one that cannot be opened has its reason instead of facts."""
+    """List the captures of a run bundle; what cannot be opened, or only looks like one, has its reason instead."""
     if not (run / "captures").is_dir():
         return []
-    from alphamoe_sanitizer_replays.captures.store import find_captures, open_capture
+    from alphamoe_sanitizer_replays.captures.store import look_for_captures, open_capture
 
     listed: list[dict[str, object]] = []
-    for folder in find_captures(run):
+    found = look_for_captures(run)
+    for folder in found.captures:
         row: dict[str, object] = {"path": folder.relative_to(run).as_posix()}
         try:
             own = open_capture(folder).capture
@@ -104,4 +105,5 @@ def _captures(run: Path) -> list[dict[str, object]]:
         variant = own.launch.variant if own.launch is not None else None
         facts = {"rank": own.rank, "layer": own.layer, "M": own.M, "variant": variant, "bytes": own.bytes}
         listed.append(row | facts)
+    listed += [{"path": own.path.relative_to(run).as_posix(), "error": own.why} for own in found.left_out]
     return listed

@@ -259,13 +259,23 @@ def open_capture(directory: Path, plugin: str | None = None) -> StoredCapture:
     return StoredCapture(directory, capture)
 
 
+class LeftOut(NamedTuple):
+    """A place that looks like a capture, or a part of one, and is none that can be replayed."""
+
+    path: Path
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.why}"
+
+
 class FoundCaptures(NamedTuple):
     """What a path holds."""
 
     captures: tuple[Path, ...]
     """Sorted, numbers by value."""
-    left_out: tuple[str, ...]
-    """One sentence for each place that looks like a capture, or a part of one, and is none of these."""
+    left_out: tuple[LeftOut, ...]
+    """Sorted by path."""
     bundles: tuple[Path, ...]
     """Run bundles below the path."""
 
@@ -288,11 +298,11 @@ def look_for_captures(path: Path) -> FoundCaptures:
     is_run = (path / "run.json").is_file() and not (path / CAPTURE_FILE).is_file()
     root = path / "captures" if is_run else path
     found: list[Path] = []
-    left_out: list[str] = []
+    left_out: list[LeftOut] = []
     bundles: list[Path] = []
 
     def unread(error: OSError) -> None:
-        left_out.append(f"{error.filename}: the folder cannot be read: {error.strerror or error}")
+        left_out.append(LeftOut(Path(error.filename), f"the folder cannot be read: {error.strerror or error}"))
 
     for name, names, files in os.walk(root, onerror=unread) if root.exists() else ():
         folder = Path(name)
@@ -306,11 +316,11 @@ def look_for_captures(path: Path) -> FoundCaptures:
         else:
             why = "" if CAPTURE_FILE in files else f"it has no {CAPTURE_FILE}"
         if why and (_PARTS & set(files) or (parts and _UNFINISHED.match(parts[-1]))):
-            left_out.append(f"{folder}: {why}")
+            left_out.append(LeftOut(folder, why))
         elif CAPTURE_FILE in files:
             found.append(folder)
         links = [own for own in map(folder.joinpath, (*names, *files)) if own.is_symlink()]
-        left_out += [f"{link}: {why}" for link in links if (why := _not_followed(link, root))]
+        left_out += [LeftOut(link, why) for link in links if (why := _not_followed(link, root))]
     return FoundCaptures(tuple(sorted(found, key=_natural)), tuple(sorted(left_out)), tuple(bundles))
 
 

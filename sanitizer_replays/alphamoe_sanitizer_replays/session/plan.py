@@ -118,7 +118,7 @@ def plan_session(options: SessionOptions) -> Plan:
     Raises:
         UsageError: there are none, a filter names what no capture is of, a variant is unknown, or the files of a run
             contradict each other.
-        EvidenceError: every capture that was found or that a filter names is damaged, or those of a run are gone.
+        EvidenceError: every capture that was found or that an option names is damaged, or those of a run are gone.
     """
     folders = {path: look_for_captures(path) for path in options.paths}
     bundles, unread = _bundles(folders)
@@ -131,7 +131,7 @@ def plan_session(options: SessionOptions) -> Plan:
     reached: dict[Path, Path] = {}
     for folder in (folder for found in folders.values() for folder in found.captures):
         reached.setdefault(folder.resolve(), folder)
-    left_out = dict.fromkeys(text for found in folders.values() for text in found.left_out)
+    left_out = dict.fromkeys(str(own) for found in folders.values() for own in found.left_out)
     damaged: list[AlphaMoEError] = [EvidenceError(text, "repair or remove it") for text in left_out]
     for folder in reached.values():
         try:
@@ -161,7 +161,11 @@ def plan_session(options: SessionOptions) -> Plan:
     for variant in _variants(options):
         if variant not in ("rule", "all") and variant not in named:
             known = sorted({name for own in planned for name in own.facts.variants})
-            raise UsageError(f"--variants {variant}: no capture's kernel has it", f"known are {', '.join(known)}")
+            unknown = f"--variants {variant}: no capture's kernel has it"
+            hint = f"known are {', '.join(known)}"
+            if may_hold:
+                raise EvidenceError(f"{unknown}; one that is damaged or gone may have it: {may_hold[0]}", hint)
+            raise UsageError(unknown, hint)
     return Plan(
         planned,
         tuple(str(error) for error in damaged),
