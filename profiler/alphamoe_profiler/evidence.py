@@ -84,7 +84,10 @@ def refuse_contradictions(bundle: RunBundle) -> None:
     found = contradictions(bundle)
     if found:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        raise UsageError(f"{bundle.path}: {found[0]}{more}", "record the run again into an empty directory")
+        raise UsageError(
+            f"{bundle.path}: {found[0]}{more}",
+            "remove what does not belong there, or record the run again into an empty directory",
+        )
 
 
 def counted_as_real(frame: pd.DataFrame) -> pd.Series:

@@ -11,7 +11,7 @@ import golden
 import pytest
 
 from alphamoe_profiler.cli import main
-from alphamoe_profiler.commands import claim_targets
+from alphamoe_profiler.commands import check_outside_runs, claim_targets
 from alphamoe_tracers.errors import UsageError
 
 GATE = ["--require-backend", "flashinfer_alphamoe"]
@@ -28,6 +28,44 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "caps" / "linked").symlink_to(tmp_path / "elsewhere" / "t.json")
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["sanitize", "caps", "--out", "run/captures/x"],
+        ["sanitize", "caps", "--out", "run/kernels/x/y"],
+        ["replay", "caps", "--out", "run/ranks/x"],
+        ["dashboard", "run", "-o", "run/captures/page.html"],
+        ["dashboard", "other", "-o", "run/kernels/page.html"],
+        ["dashboard", "run", "-o", "run/run.json", "--force"],
+        ["dashboard", "other", "--png", "run/kernels"],
+        ["import", "trace.json", "--ranks", "1", "--out", "run/modules/x"],
+        ["capture", "--callable", "json:dumps", "--out", "run/captures/x", "--", "true"],
+        ["--prompt", "text:Hello", "--out", "run/kernels/x"],
+    ],
+)
+def test_nothing_is_made_within_a_run_that_would_pass_for_its_evidence(
+    here: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    """Such a folder would leave the run unreadable: its parts would contradict each other."""
+    golden.build(here / "other", world_size=1)
+    before = {path: path.read_bytes() for path in (here / "run").rglob("*") if path.is_file()}
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert "lies in the run" in error or "would replace a part of" in error
+    assert {path: path.read_bytes() for path in (here / "run").rglob("*") if path.is_file()} == before
+    assert main(["gate", "run", *GATE]) == 0
+
+
+def test_reports_of_a_run_and_folders_beside_a_run_json_of_another_program_are_places_for_reports(here: Path) -> None:
+    """Only what may pass for evidence is kept out."""
+    (here / "run.json").write_text('{"steps": []}')
+    check_outside_runs(Path("run/reports/mine"), "--out")
+    check_outside_runs(Path("new/sanitizer"), "--out")
+    (here / "run.json").write_text('{"schema_version": "alph')
+    with pytest.raises(UsageError, match="lies in the run"):
+        check_outside_runs(Path("new/sanitizer"), "--out")
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,52 @@ def test_the_statement_of_a_whole_session_can_be_pasted() -> None:
     )
 
 
+def test_a_variant_that_a_cpu_did_not_launch_is_not_covered() -> None:
+    """The reference ran, whatever was asked for."""
+    report = session(
+        [facts(0, 0, 1)],
+        tools=("none",),
+        change=lambda own: msgspec.structs.replace(
+            own, device="cpu", verdict=Verdict.INCONCLUSIVE, reasons=("no GPU",)
+        ),
+    )
+    (sentence,) = report.scope
+    for told in (report.statement, sentence):
+        assert "not covered: other M and inputs, variants t8_c8 and t64_w, CUDA graph replays" in told
+        assert "variant t8_c8" not in told
+    assert "rank 0, layer 0, reference; " in sentence
+
+
+def test_what_is_open_of_one_kernel_is_not_told_of_another() -> None:
+    """Each sentence is pasted alone, and none of them as PASS."""
+    mine, other, sound = (
+        facts(0, 0, 1, path=f"captures/{name}", symbols=(name,)) for name in ("mine", "other", "sound")
+    )
+    report = session(
+        [mine, other, sound],
+        tools=("racecheck",),
+        change=lambda own: (
+            msgspec.structs.replace(own, verdict=Verdict.INCONCLUSIVE, reasons=(f"{own.capture} timed out",))
+            if own.capture != sound.path
+            else own
+        ),
+    )
+    told_of_mine, told_of_other, told_of_sound = report.statement.split("\n")
+    assert "captures/mine timed out" in told_of_mine
+    assert "captures/other timed out" in told_of_other
+    assert "captures/mine" not in told_of_other
+    assert told_of_sound.startswith("INCONCLUSIVE for the session as a whole: sound")
+    assert f"open: {report.reason}" in told_of_sound or "open" not in told_of_sound
+
+
+def test_a_call_that_names_no_kernel_is_named_once() -> None:
+    own = facts(0, None, 1, symbols=(), callable="mymoe:forward", geometry=None, variants=())
+    (sentence,) = session(
+        [own], tools=("racecheck",), change=lambda own: msgspec.structs.replace(own, variant=None)
+    ).scope
+    assert sentence.startswith("M1, rank 0, mymoe:forward; racecheck 0 hazards")
+
+
 def test_what_a_session_left_out_is_told_on_one_basis() -> None:
     """Ranks and layers that no capture of the session is of, in the statement and in each sentence alike."""
     report = session([facts(0, 0, 1), facts(3, 0, 906)], tools=("racecheck",))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -341,7 +342,7 @@ def test_a_variant_that_was_asked_for_and_did_not_run_is_no_pass_of_replay(
     """On the CPU the reference runs, whatever was asked for."""
     capture = str(captures / "alphamoe_w8a8-M=3")
     assert main(["replay", capture, "--variant", "t64_w", "--device", "cpu"]) == 3
-    assert "no GPU: a reference ran on the CPU, no kernel was launched" in capsys.readouterr().out
+    assert "no GPU: it ran on the CPU, where no kernel is launched" in capsys.readouterr().out
 
 
 def test_two_replays_do_not_share_a_folder(captures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -406,6 +407,7 @@ def test_a_missing_tool_and_a_missing_gpu_are_told_together(
     assert main(["sanitize", str(captures), "--out", str(tmp_path / "r"), "--device", "cpu"]) == 3
     reason = read_report(tmp_path / "r" / "report.json").reason
     assert reason.index("on the CPU") < reason.index("compute-sanitizer was not found")  # a tool alone would not do
+    assert "--tool none compares outputs here" in reason
     assert "rank 2" not in capsys.readouterr().out
 
 
@@ -414,13 +416,17 @@ def test_without_a_gpu_no_replay_passes_in_either_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], backend: str
 ) -> None:
     """No kernel was launched, whatever the plug-in; that the output is the captured one is told beside it."""
-    reason = "no GPU: a reference ran on the CPU, no kernel was launched"
+    reason = "no GPU: it ran on the CPU, where no kernel is launched"
     make_capture(tmp_path / "captures", backend=backend)
     words = [str(tmp_path / "captures"), "--tool", "none", "--device", "cpu"]
     assert main(["sanitize", *words, "--out", str(tmp_path / "report")]) == 3
     (entry,) = read_report(tmp_path / "report" / "report.json").entries
     assert entry.reasons == (reason,)
     assert entry.output is not None
+    program, *again = shlex.split(entry.command)
+    assert program == "alphamoe-trace"
+    assert main(again) == 3
+    assert "output: that of the capture" in capsys.readouterr().out
     assert (entry.output.verdict, entry.kernel_us) == ("PASS", ())
     capsys.readouterr()
     assert main(["replay", *words, "--repeats", "3", "--json", str(tmp_path / "replay.json")]) == 3

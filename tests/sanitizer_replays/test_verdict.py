@@ -333,7 +333,7 @@ def test_a_run_without_a_tool_says_that_the_kernel_ran_and_the_output_is_equal()
     assert judged(msgspec.structs.replace(plain_run(), exit_code=1)).target is Verdict.INCONCLUSIVE
 
 
-ON_CPU = "no GPU: a reference ran on the CPU, no kernel was launched"
+ON_CPU = "no GPU: it ran on the CPU, where no kernel is launched"
 
 
 @pytest.mark.parametrize(

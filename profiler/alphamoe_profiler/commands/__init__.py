@@ -61,6 +61,36 @@ def check_targets(
                 raise UsageError(f"{option} {target} would replace a part of {own}, which is read", hint)
 
 
+def check_outside_runs(place: Path | None, option: str) -> None:
+    """Refuse to make something within a run bundle, outside ``reports`` in it: it would pass for evidence of the run.
+
+    Args:
+        place: a file or folder that the command makes; null for none. The bundle itself is no place within it.
+        option: the option that named it.
+
+    Raises:
+        UsageError: it lies in one.
+    """
+    whole = place.resolve() if place is not None else Path("/")
+    for folder in whole.parents:
+        if whole.relative_to(folder).parts[0] != _REPORTS and _is_bundle(folder):
+            raise UsageError(
+                f"{option} {place} lies in the run {folder}", f"name a place elsewhere, or below {folder / _REPORTS}"
+            )
+
+
+def _is_bundle(folder: Path) -> bool:
+    """Say whether a folder holds a run of ours, or what is left of one; other programs write a run.json too."""
+    if not (folder / "run.json").is_file():
+        return False
+    from alphamoe_profiler.bundle_files import read_json
+
+    try:
+        return "schema_version" in read_json(folder / "run.json", dict[str, Any])
+    except AlphaMoEError:
+        return True
+
+
 def _is_part_of(target: Path, source: Path) -> bool:
     """Say whether a target is a file to be read, or lies in a folder that is, outside ``reports`` in it."""
     whole, own = target.resolve(), source.resolve()

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from alphamoe_profiler.commands import check_outside_runs
 from alphamoe_profiler.printable import printable
 from alphamoe_tracers.errors import EvidenceError, UsageError
 
@@ -91,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
         max_bytes=parse_bytes(args.max_bytes),
     )
     _check_plugin(settings)
+    check_outside_runs(args.out, "--out")
     if told_of_variables := unknown_variables(os.environ):
         _note(told_of_variables)
     with _folder(settings.out, args.add):

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from alphamoe_profiler.commands import check_outside_runs, check_targets
 from alphamoe_tracers.errors import UsageError
 
 _EXAMPLES = """\
@@ -40,6 +41,10 @@ def run(args: argparse.Namespace) -> int:
         RunBundle.open(path)
     if len(runs) == 2 and args.run.resolve() == args.other.resolve():
         raise UsageError(f"{args.run} is given twice", "name a baseline and a candidate")
+    if args.out is not None:
+        check_targets({"-o": str(args.out)}, runs, args.out)
+    check_outside_runs(args.out, "-o")
+    check_outside_runs(args.png, "--png")
     # The one place where the roof calls down into this room, and lazily: --help must stay quick.
     from alphamoe_dashboards.build import build
 

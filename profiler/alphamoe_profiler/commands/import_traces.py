@@ -89,8 +89,9 @@ def run(args: argparse.Namespace) -> int:
         jobs=args.jobs,
         argv=tuple(args.argv),
     )
-    from alphamoe_profiler.commands import claim_targets
+    from alphamoe_profiler.commands import check_outside_runs, claim_targets
 
+    check_outside_runs(args.out, "--out")
     claim_targets({"--json": args.json}, args.paths, args.out)
     with _progress() as progress:
         result = run_import(config, progress)

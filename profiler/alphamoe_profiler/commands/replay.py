@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alphamoe_profiler.commands import claim_targets, deliver, write_json
+from alphamoe_profiler.commands import check_outside_runs, claim_targets, deliver, write_json
 from alphamoe_tracers.errors import EvidenceError, UsageError
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--repeats times launches, which a tool would slow down", "leave out --tool, or --repeats")
     if args.device != "auto" and args.device.partition(":")[0] not in ("cpu", "cuda"):
         raise UsageError(f"--device {args.device}: no such device", "auto, cuda, cuda:N or cpu")
+    check_outside_runs(args.out, "--out")
     claim_targets({"--json": args.json}, (args.capture, args.source, args.sanitizer), args.out)
     from alphamoe_sanitizer_replays.replays.single import replay_capture
     from alphamoe_sanitizer_replays.tool.interrupts import Interrupts

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alphamoe_profiler.commands import claim_targets, deliver, write_json, write_text
+from alphamoe_profiler.commands import check_outside_runs, claim_targets, deliver, write_json, write_text
 from alphamoe_tracers.errors import UsageError
 
 if TYPE_CHECKING:
@@ -130,6 +130,7 @@ def _options(args: argparse.Namespace) -> SessionOptions:
         device=args.device,
     )
     targets = {option: getattr(args, option[2:]) for option in ("--json", "--junit", "--markdown")}
+    check_outside_runs(args.out, "--out")
     claim_targets(targets, (*args.paths, args.allow_list, args.source, args.sanitizer), args.out)
     if args.jobs is None:
         return options

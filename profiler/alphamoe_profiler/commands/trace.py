@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alphamoe_profiler.commands import check_targets
+from alphamoe_profiler.commands import check_outside_runs, check_targets
 from alphamoe_profiler.faults import PHASES
 from alphamoe_profiler.printable import printable
 from alphamoe_tracers.errors import AlphaMoEError, UsageError
@@ -129,6 +129,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.prompts:
         raise UsageError("a run needs a prompt", "for example --prompt gsm8k:17, or --prompt text:Hello")
     files = [own.removeprefix("file:") for own in args.prompts if own.startswith("file:")]
+    check_outside_runs(args.out, "--out")
     check_targets({"--json": args.json}, files, args.out)
     target, before = _captures(args.capture, args.capture_weights)
     config = TraceConfig(

@@ -14,7 +14,14 @@ import msgspec
 from alphamoe_profiler.printable import printable_line
 from alphamoe_profiler.verdicts import Verdict, worst
 from alphamoe_sanitizer_replays.reports.lines import counts_told
-from alphamoe_sanitizer_replays.reports.records import CaptureFacts, ReplayEntry, SanitizeReport, allowed_told, many
+from alphamoe_sanitizer_replays.reports.records import (
+    CaptureFacts,
+    ReplayEntry,
+    SanitizeReport,
+    allowed_told,
+    many,
+    overall,
+)
 from alphamoe_sanitizer_replays.results import TOOLS, ControlReport
 
 _ALWAYS = frozenset(
@@ -90,8 +97,9 @@ class _Kernel:
     def __init__(self, report: SanitizeReport, name: str, captures: Sequence[CaptureFacts]) -> None:
         self._report, self._name = report, name
         facts = {own.path: own for own in captures}
-        self._entries = [entry for entry in report.entries if entry.capture in facts]
+        self._entries = tuple(entry for entry in report.entries if entry.capture in facts)
         self._replays = {(entry.capture, entry.variant): facts[entry.capture] for entry in self._entries if entry.ran}
+        self._on_cpu = {(own.capture, own.variant) for own in self._entries if own.device == "cpu"}
         self._captures = tuple({id(own): own for own in self._replays.values()}.values())
         self._not_covered = ", ".join(self._gaps())
 
@@ -107,7 +115,7 @@ class _Kernel:
             caught = sum(outcome.caught for outcome in outcomes)
             parts.append(f"{caught} of {many(len(outcomes), 'planted fault')} caught")
         if verdict in (Verdict.INCONCLUSIVE, Verdict.CONFIG_ERROR):
-            parts.append(f"open: {report.reason}")
+            parts.append(f"open: {self._reason()}")
         parts.append(f"not covered: {self._not_covered}")
         return f"{head}: {kernel}, {self._where()}: {'; '.join(parts)}"
 
@@ -122,7 +130,8 @@ class _Kernel:
                 Verdict(entry.output.verdict) if entry.output is not None else Verdict.INCONCLUSIVE for entry in entries
             )
             results = "; ".join((*map(_result, entries), f"output {outputs.value}"))
-            call = f"{_call(facts, variant, self._name)}{self._origin()}{self._replaced(entries)}"
+            launched = "reference" if variant is not None and (path, variant) in self._on_cpu else variant
+            call = f"{_call(facts, launched, self._name)}{self._origin()}{self._replaced(entries)}"
             told.append(f"{head}{call}; {results}; not covered: {self._not_covered}")
         return told
 
@@ -135,6 +144,11 @@ class _Kernel:
         if own is not Verdict.PASS or self._report.verdict is Verdict.PASS:
             return own, own.value
         return self._report.verdict, f"{self._report.verdict.value} for the session as a whole"
+
+    def _reason(self) -> str:
+        """Say what is open of this kernel, and only where that is nothing, what is open of the session."""
+        verdict, reason = overall(self._entries, len(self._entries))
+        return self._report.reason if verdict is Verdict.PASS else reason
 
     def _source(self) -> str:
         hashes = sorted({entry.source_sha256 for entry in self._entries if entry.source_sha256 is not None})
@@ -197,7 +211,9 @@ class _Kernel:
         return f"{len(captures):,} captured eager {noun}{self._origin()} ({', '.join(parts)})"
 
     def _variants(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(variant for _, variant in self._replays if variant is not None))
+        """Give the variants of the kernel that were launched: on a CPU none was, whichever was asked for."""
+        launched = (own for own in self._replays if own not in self._on_cpu)
+        return tuple(dict.fromkeys(variant for _, variant in launched if variant is not None))
 
     def _found(self) -> list[str]:
         """Say what each tool found; those that are clean together."""
@@ -265,7 +281,8 @@ def _call(facts: CaptureFacts, variant: str | None, kernel: str) -> str:
     own = facts.geometry
     shape = f", H{own.H}, I{own.I_local}, E{own.E}, k{own.top_k}, BM{own.block_m}" if own is not None else ""
     where = f"layer {facts.layer}" if facts.layer is not None else (facts.callable or facts.plugin)
-    return f"M{facts.M}{shape}, rank {facts.rank}, {where}, {variant or kernel}"
+    launched = variant or kernel
+    return f"M{facts.M}{shape}, rank {facts.rank}, {where}" + (f", {launched}" if launched != where else "")
 
 
 def _result(entry: ReplayEntry) -> str:

@@ -8,7 +8,7 @@ import shlex
 from alphamoe_profiler.verdicts import Verdict
 from alphamoe_sanitizer_replays.reports.records import ReplayEntry
 from alphamoe_sanitizer_replays.results import ControlReport, OutputCheck, Tool, ToolRun
-from alphamoe_sanitizer_replays.session.plan import PlannedCapture
+from alphamoe_sanitizer_replays.session.plan import PlannedCapture, SessionOptions
 from alphamoe_sanitizer_replays.tool.environment import REPLAY_ENVIRONMENT
 from alphamoe_sanitizer_replays.verdicts.allow_list import AllowEntry, AllowList
 from alphamoe_sanitizer_replays.verdicts.judge import judge
@@ -38,6 +38,7 @@ def entry_of(
     allow: AllowList,
     compile_s: float,
     today: datetime.date,
+    options: SessionOptions,
 ) -> tuple[ReplayEntry, tuple[AllowEntry, ...]]:
     """Judge one replay process; gives its entry, and the entries of the allow-list that were used.
 
@@ -50,6 +51,7 @@ def entry_of(
         allow: findings that are known.
         compile_s: seconds that compiling ahead took.
         today: for entries of the allow-list that expire.
+        options: of the session.
     """
     capture = own.stored.capture
     verdict = judge(run, capture=capture, output=output, controls=controls, allow=allow, today=today)
@@ -85,7 +87,7 @@ def entry_of(
         source_sha256=source,
         cubin_sha256=result.cubin_sha256 if result is not None else None,
         source_differs=None not in (source, capture.source_sha256) and source != capture.source_sha256,
-        command=repeating(run),
+        command=_repeating_tool(run) if verdict.target_findings else _repeating(own, variant, run.tool, options),
         log_file=run.log_file,
         xml_file=run.xml_file,
     )
@@ -97,7 +99,22 @@ def _hazards(run: ToolRun) -> int | None:
     return sum(counted) if counted else None
 
 
-def repeating(run: ToolRun) -> str:
+def _repeating(own: PlannedCapture, variant: str | None, tool: str, options: SessionOptions) -> str:
+    """Give a shell's command that makes a replay again from its capture, and compares the output."""
+    words = ["alphamoe-trace", "replay", str(own.stored.path)]
+    words += ["--tool", tool] if tool != "none" else []
+    for option, value in (
+        ("--variant", variant),
+        ("--plugin", options.plugin),
+        ("--source", options.source),
+        ("--sanitizer", options.sanitizer if tool != "none" else None),
+        ("--device", options.device if options.device != "auto" else None),
+    ):
+        words += [option, str(value)] if value is not None else []
+    return shlex.join(words)
+
+
+def _repeating_tool(run: ToolRun) -> str:
     """Give a shell's command that makes a run again, with the tool's report on the terminal; no file of it is kept."""
     words = list(run.argv)
     for option, count in (("--log-file", 2), ("--xml", 1), ("--save", 2)) if run.tool != "none" else ():

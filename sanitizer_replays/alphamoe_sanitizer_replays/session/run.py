@@ -60,10 +60,12 @@ def run_session(
             tool_path = find_tool(options.sanitizer)
         except EvidenceError as error:
             trouble = "; ".join(filter(None, (trouble, f"{error}: {error.hint}")))
+    if trouble and device == "cpu" and all(own.facts.gpu_name is None for own in plan.captures):
+        trouble += "; the captures are of a CPU too: record them on a GPU"
     work = SessionWork(options, plan, folder, device, tool_path, told)
     if not trouble:
         work.run(interrupts or Interrupts())
-    judged = [_judged(made, work.controls, allow, today) for made in of_one_build(work.made)]
+    judged = [_judged(made, work.controls, allow, today, options) for made in of_one_build(work.made)]
     reason = trouble or ("interrupted before every replay was made" if work.interrupted else "")
     entries = {(entry.capture, entry.variant, entry.tool): entry for entry in (*(e for e, _ in judged), *work.failed)}
     ordered = tuple(
@@ -101,12 +103,12 @@ def run_session(
 
 
 def _judged(
-    made: Made, controls: tuple[ControlReport, ...], allow: AllowList, today: datetime.date
+    made: Made, controls: tuple[ControlReport, ...], allow: AllowList, today: datetime.date, options: SessionOptions
 ) -> tuple[ReplayEntry, tuple[AllowEntry, ...]]:
     """Judge one replay, now that the controls of its tool are known; gives the allow-list's entries it used too."""
     own, variant, tool = made.wanted
     of_tool = next((report for report in controls if report.tool == tool), None)
-    return entry_of(own, variant, made.run, made.output, of_tool, allow, made.ahead.seconds, today)
+    return entry_of(own, variant, made.run, made.output, of_tool, allow, made.ahead.seconds, today, options)
 
 
 def _device_told(work: SessionWork) -> str | None:
@@ -139,7 +141,8 @@ def choose_device(asked: str, with_tools: bool) -> tuple[str, str | None, str]:
     name = survey.gpus[0].info.name if survey.gpus else None
     if asked == "cpu" or (asked == "auto" and not survey.gpus):
         why = "asked to replay on the CPU" if asked == "cpu" else f"no GPU here ({survey.reason or 'none is visible'})"
-        return "cpu", None, f"{why}, and the tools watch kernels on a GPU alone" if with_tools else ""
+        alone = f"{why}, and the tools watch kernels on a GPU alone (--tool none compares outputs here)"
+        return "cpu", None, alone if with_tools else ""
     if not survey.gpus:
         return "cuda", None, f"no GPU here ({survey.reason or 'none is visible'})"
     return "cuda", name, ""

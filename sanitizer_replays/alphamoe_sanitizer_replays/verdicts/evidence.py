@@ -10,7 +10,7 @@ from alphamoe_sanitizer_replays.tool.blocks import names_target
 from alphamoe_tracers.symbols import base_name, demangle
 
 _NEEDS_BARE_ALLOCATIONS = ("memcheck", "initcheck")
-_ON_CPU = "no GPU: a reference ran on the CPU, no kernel was launched"
+_ON_CPU = "no GPU: it ran on the CPU, where no kernel is launched"
 
 
 def evidence_problems(run: ToolRun, target: tuple[str, ...]) -> list[str]:
