@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import math
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -123,13 +125,22 @@ def read_json(path: Path, kind: type[T]) -> T:
         EvidenceError: it is missing, unreadable, larger than ``MAX_JSON_BYTES``, or not of this kind.
     """
     try:
-        with path.open("rb") as stream:
+        with open(path, "rb", opener=_at_once) as stream:
             text = stream.read(MAX_JSON_BYTES + 1)
     except OSError as error:
         raise EvidenceError(f"{path}: {error.strerror or error}", "was the run cut short?") from error
     if len(text) > MAX_JSON_BYTES:
         raise EvidenceError(f"{path}: larger than {MAX_JSON_BYTES >> 20} MiB", "this is not a file of a run bundle")
     return decode_json(text, kind, str(path))
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open a plain file; a pipe of that name would be waited for without end."""
+    handle = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(handle).st_mode) and not stat.S_ISDIR(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is no plain file", path)
+    return handle
 
 
 def decode_json(text: bytes, kind: type[T], where: str) -> T:

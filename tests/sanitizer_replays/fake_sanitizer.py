@@ -16,6 +16,7 @@ from alphamoe_sanitizer_replays.results import (
     Tool,
     ToolRun,
 )
+from alphamoe_sanitizer_replays.tool.file_state import file_state
 from alphamoe_sanitizer_replays.tool.sanitizer import ToolPath, run_tool
 
 TARGET = "moe_gemm"
@@ -74,7 +75,7 @@ def make_tool(
     facts = f"RESULT = {str(folder / 'result.json')!r}\nRESULT_BYTES = {msgspec.json.encode(result)!r}\n"
     path.write_text(f"#!{sys.executable} -IS\nVERSION = {version!r}\n{facts}{_PRELUDE}{body}\n")
     path.chmod(0o755)
-    return ToolPath(path, version)
+    return ToolPath(path, version, file_state(path))
 
 
 def run_fake(

@@ -90,7 +90,7 @@ def _controls(tool: str, filters: list[str], rest: list[str], behaviour: dict[st
 def _replay(tool: str, filters: list[str], rest: list[str], behaviour: dict[str, Any]) -> list[tuple[str, str]]:
     spec = json.loads(Path(rest[0]).read_text())
     result = Path(spec["result"])
-    shutil.copy(Path(spec["capture"]) / "tensors.safetensors", result.with_name("outputs.safetensors"))
+    shutil.copy(Path(spec["capture"]) / "tensors.safetensors", result.with_name("replay.outputs.safetensors"))
     told = {
         "status": "launched",
         "symbols": json.loads((Path(spec["capture"]) / "capture.json").read_text())["symbols"],
@@ -101,7 +101,7 @@ def _replay(tool: str, filters: list[str], rest: list[str], behaviour: dict[str,
         "device": "fake",
         "caching_allocator": "PYTORCH_NO_CUDA_MEMORY_CACHING" not in os.environ,
         "timings_s": {"process_start": 1.5, "imports": 2.0, "launch": 0.25},
-        "outputs": "outputs.safetensors",
+        "outputs": "replay.outputs.safetensors",
     }
     result.write_text(json.dumps(told | behaviour.get("told", {})))
     return [("wait(int)", filters[0])] if tool in behaviour.get("fault", []) else []

@@ -55,9 +55,9 @@ def test_a_capture_of_a_call_claims_no_more_than_its_tensors_hold(claim: dict[st
     fields: dict[str, Any] = dict.fromkeys(("run_id", "gpu_name", "compute_capability"))
     fields |= {"plugin": "callable", "symbols": (), "rank": 0, "rank_source": "none", "M": 4, "tensors": (info,)}
     fields |= {"versions": {}, "created": ""}
-    GenericCall().validate(StoredCapture(Path(), Capture(**fields)))
+    GenericCall().validate(StoredCapture(Path(), Capture(**fields), ""))
     with pytest.raises(EvidenceError, match=told):
-        GenericCall().validate(StoredCapture(Path(), Capture(**(fields | claim))))
+        GenericCall().validate(StoredCapture(Path(), Capture(**(fields | claim)), ""))
 
 
 def noise(seed: int) -> Tensor:

@@ -307,7 +307,7 @@ def test_variants_begin_with_the_captured_one_and_unknown_ones_are_refused(tmp_p
         prepare_job(inputs, tmp_path / "job", device="cpu", variant="t9")
     stock = make_capture(tmp_path, backend="triton")
     with pytest.raises(UsageError, match="no variant"):
-        ReplayInputs(stock, find_plugin("triton_stock"), {}, ()).variant("t8_c8")
+        ReplayInputs(stock, find_plugin("triton_stock"), {}, (), {}).variant("t8_c8")
 
 
 def test_a_source_is_no_choice_on_a_cpu(tmp_path: Path) -> None:

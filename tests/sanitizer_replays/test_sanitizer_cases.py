@@ -121,11 +121,15 @@ def test_s1_warnings_are_not_clean(tmp_path: Path) -> None:
     assert "warnings are not clean" in verdict.reasons[0]
 
 
-def test_s2_a_potential_hazard_with_block_ranks_and_cut_names_is_one_hazard_and_no_rank(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rank", ["5", "9" * 5000])
+def test_s2_a_potential_hazard_with_block_ranks_and_cut_names_is_one_hazard_and_no_rank(
+    tmp_path: Path, rank: str
+) -> None:
+    """However long the number is that a torn line gives."""
     text = (
         f"{BANNER}========= Error: Potential RAW hazard detected (CUDA barrier operation) at __shared__ 0x9000080 "
         "in block (3,0,0) :\n"
-        "=========     Write Thread (17,0,0) (block rank 5) at void moe_gemm<Tile<half, ... 4>>(P1, P2)"
+        f"=========     Write Thread (17,0,0) (block rank {rank}) at void moe_gemm<Tile<half, ... 4>>(P1, P2)"
         "+0xfffffffffffffe20\n"
         "=========     Read Thread (2,0,0) (block rank 4) at ns::take(int, unsigned int *)+0x1a0 in take.hpp:31\n"
         "=========         Device Frame: void moe_gemm<Tile<half, ... 4>>(P1, P2)+0x9b0 in gemm.cu:12\n"
@@ -135,7 +139,7 @@ def test_s2_a_potential_hazard_with_block_ranks_and_cut_names_is_one_hazard_and_
     verdict = judged(run_fake(tmp_path, "racecheck", body_of(text, code=86, records=1), symbols=()))
     (finding,) = verdict.target_findings
     assert (finding.hazard, finding.kernel, finding.kernel_truncated) == ("RAW", TARGET, True)
-    assert (finding.cluster_rank, finding.block, finding.thread) == (5, (3, 0, 0), (17, 0, 0))
+    assert (finding.cluster_rank, finding.block, finding.thread) == (int(rank[:9]), (3, 0, 0), (17, 0, 0))
     assert finding.where is not None
     assert finding.other is not None
     assert (finding.where.offset, finding.where.access) == ("+0xfffffffffffffe20", "Write")

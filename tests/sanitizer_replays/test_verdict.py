@@ -187,6 +187,15 @@ def test_a_fault_that_only_the_xml_holds_fails() -> None:
     assert (verdict.target, verdict.target_findings) == (Verdict.FAIL, (finding,))
 
 
+def test_a_fault_that_only_the_xml_holds_fails_beside_an_allowed_one_in_the_log() -> None:
+    """The entry covers the one that it names."""
+    allow = parse_allow_list(ENTRY, "a.toml", TODAY)
+    other = Finding(tool="memcheck", severity="error", kind="memory", text="Invalid write", in_target=True)
+    verdict = judged(a_run(text=with_fault(), xml_records=2, xml_findings=(other,)), allow=allow)
+    assert (verdict.target, len(verdict.allowed)) == (Verdict.FAIL, 1)
+    assert other in verdict.target_findings
+
+
 @pytest.mark.parametrize(
     ("output", "target"),
     [

@@ -176,6 +176,8 @@ class StoredCapture:
 
     path: Path
     capture: Capture
+    sha256: str
+    """Of its ``capture.json``, as it was read."""
 
     def missing(self) -> tuple[str, ...]:
         """List the tensors of which only the hash is kept."""
@@ -251,12 +253,13 @@ def open_capture(directory: Path, plugin: str | None = None) -> StoredCapture:
         raise EvidenceError(f"{path}: not a capture (schema {schema!r})", f"it should be {CAPTURE_SCHEMA}")
     if schema != CAPTURE_SCHEMA:
         raise UsageError(f"{path}: schema {schema} is newer than {CAPTURE_SCHEMA}", "use a newer alphamoe-trace")
-    capture = decode_json(path.read_bytes(), Capture, str(path))
+    text = path.read_bytes()
+    capture = decode_json(text, Capture, str(path))
     if plugin is not None:
         capture = msgspec.structs.replace(capture, plugin=plugin)
     for problem in _problems(capture):
         raise EvidenceError(f"{path}: {problem}", _DAMAGED)
-    return StoredCapture(directory, capture)
+    return StoredCapture(directory, capture, hashlib.sha256(text).hexdigest())
 
 
 class LeftOut(NamedTuple):
@@ -285,6 +288,11 @@ def find_captures(path: Path) -> list[Path]:
     return list(look_for_captures(path).captures)
 
 
+def looks_like_run(folder: Path) -> bool:
+    """Say whether a folder is a run bundle, or what is left of one whose ``run.json`` is gone or no plain file."""
+    return os.path.lexists(folder / "run.json") or ((folder / "ranks").is_dir() and (folder / "captures").is_dir())
+
+
 def look_for_captures(path: Path) -> FoundCaptures:
     """Find the captures that a path stands for: itself, those below a folder, or those of a run bundle.
 
@@ -295,7 +303,7 @@ def look_for_captures(path: Path) -> FoundCaptures:
     """
     if not path.is_dir():
         raise UsageError(f"{path} is no directory", "name a run bundle, a capture, or a folder of captures")
-    is_run = (path / "run.json").is_file() and not (path / CAPTURE_FILE).is_file()
+    is_run = looks_like_run(path) and not (path / CAPTURE_FILE).is_file()
     root = path / "captures" if is_run else path
     found: list[Path] = []
     left_out: list[LeftOut] = []
@@ -307,7 +315,7 @@ def look_for_captures(path: Path) -> FoundCaptures:
     for name, names, files in os.walk(root, onerror=unread) if root.exists() else ():
         folder = Path(name)
         parts = folder.relative_to(root).parts
-        if "run.json" in files:
+        if looks_like_run(folder):
             bundles.append(folder)
         if any(folder.is_relative_to(capture) for capture in found[-1:]):
             why = "it lies within a capture"

@@ -170,7 +170,7 @@ def _import(name: str, path: str) -> object:
         found: object = importlib.import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise UsageError(
             f"the replay plug-in {name!r} cannot be loaded from {path}: {error}",
             hint="is its package installed, or its folder in PYTHONPATH?",

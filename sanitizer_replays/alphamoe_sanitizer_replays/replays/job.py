@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alphamoe_sanitizer_replays.captures.store import check_path, check_room
+import msgspec
+
+from alphamoe_sanitizer_replays.captures.store import CAPTURE_FILE, check_path, check_room
 from alphamoe_sanitizer_replays.captures.tensors import bytes_of, save_tensors, tensor_sha256, typed
 from alphamoe_sanitizer_replays.plugins.protocol import (
     CompiledAhead,
@@ -20,8 +22,9 @@ from alphamoe_sanitizer_replays.plugins.protocol import (
     Validates,
     find_plugin,
 )
-from alphamoe_sanitizer_replays.replays.spec import ReplaySpec, TensorPlace, child_argv, write_spec
+from alphamoe_sanitizer_replays.replays.spec import ReplaySpec, TensorPlace, child_argv, outputs_file, write_spec
 from alphamoe_sanitizer_replays.results import OutputCheck, ReplayResult, Tool, ToolRun
+from alphamoe_sanitizer_replays.tool.file_state import FileState, file_state
 from alphamoe_sanitizer_replays.tool.sanitizer import ToolPath, run_plain, run_tool
 from alphamoe_tracers.errors import AlphaMoEError, EvidenceError, UsageError
 
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 
 INPUTS_NAME = re.compile(r"inputs-[0-9a-f]{12}\.safetensors")
 """Of a file that :func:`place_inputs` writes."""
+RESULT_FILE = "replay.json"
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,12 @@ class ReplayInputs:
     tensors: Mapping[str, Tensor]
     """On the CPU."""
     places: tuple[TensorPlace, ...]
+    files: Mapping[Path, FileState]
+    """Of the capture and of what was written for it, as they were when the inputs were proven."""
+
+    def changed(self) -> str:
+        """Name a file that a replay may have found changed since; empty where there is none."""
+        return next((str(path) for path, before in self.files.items() if file_state(path) != before), "")
 
     def variant(self, asked: str | None) -> str | None:
         """Give the variant to launch; raises UsageError for one that there is not."""
@@ -85,6 +95,10 @@ def prepare_inputs(stored: StoredCapture, folder: Path) -> ReplayInputs:
         OSError: the disk.
     """
     check_path(folder)
+    parts = (CAPTURE_FILE, *(info.file for info in stored.capture.tensors if info.file is not None))
+    files = {path: file_state(path) for path in map(stored.path.joinpath, dict.fromkeys(parts))}
+    if hashlib.sha256((stored.path / CAPTURE_FILE).read_bytes()).hexdigest() != stored.sha256:
+        raise EvidenceError(f"{stored.path / CAPTURE_FILE} was changed after it was read", "run the command again")
     try:
         plugin = find_plugin(stored.capture.plugin)
         if isinstance(plugin, Validates):
@@ -94,7 +108,11 @@ def prepare_inputs(stored: StoredCapture, folder: Path) -> ReplayInputs:
         raise
     except Exception as error:  # somebody else's code
         raise EvidenceError(f"the plug-in {stored.capture.plugin}: {stumble(error)}") from error
-    return ReplayInputs(stored, plugin, tensors, place_inputs(folder, stored, tensors))
+    places = place_inputs(folder, stored, tensors)
+    written = (Path(place.file) for place in places)
+    return ReplayInputs(
+        stored, plugin, tensors, places, files | {path: file_state(path) for path in written if path not in files}
+    )
 
 
 def place_inputs(folder: Path, stored: StoredCapture, tensors: Mapping[str, Tensor]) -> tuple[TensorPlace, ...]:
@@ -148,7 +166,7 @@ def prepare_job(
         UsageError: there is no such variant.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    result = (folder / "replay.json").absolute()
+    result = (folder / RESULT_FILE).absolute()
     # What an earlier replay said must not pass for this one's.
     result.unlink(missing_ok=True)
     spec = ReplaySpec(
@@ -216,7 +234,11 @@ def run_replay(
             relative_to=relative_to,
             variant=variant,
         )
-    return run, check_outputs(inputs, job, run.result)
+    changed = inputs.changed()
+    if not changed:
+        return run, check_outputs(inputs, job, run.result)
+    reason = f"{changed} was changed while it was replayed"
+    return msgspec.structs.replace(run, problems=(*run.problems, reason)), _open(reason)
 
 
 def watched_symbols(tool: Tool, plugin: ReplayPlugin, capture: Capture) -> tuple[str, ...]:
@@ -247,19 +269,20 @@ def check_outputs(inputs: ReplayInputs, job: ReplayJob, result: ReplayResult | N
         return _open("the replay process ended without a result")
     if result.status != "launched":
         return _open("the replay failed")
-    if result.outputs is None or Path(result.outputs).name != result.outputs:
-        return _open("the replay names no file of outputs")
+    file = outputs_file(job.result)
+    if result.outputs != file.name:
+        return _open(f"the replay does not name {file.name} as its outputs")
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
-        outputs = load_file(job.result.with_name(result.outputs))
+        outputs = load_file(file)
         outputs |= {
             info.name: typed(outputs[info.name], info)
             for info in inputs.stored.capture.tensors
             if info.role == "output" and info.name in outputs
         }
-    except (SafetensorError, OSError, RuntimeError) as error:
+    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
         return _open(f"the replay's outputs cannot be read: {error}")
     try:
         return inputs.plugin.check(inputs.stored, inputs.tensors, outputs)

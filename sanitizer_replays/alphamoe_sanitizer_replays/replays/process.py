@@ -26,7 +26,7 @@ from alphamoe_profiler.bundle_files import replacing
 from alphamoe_sanitizer_replays.captures.records import Capture
 from alphamoe_sanitizer_replays.captures.tensors import save_tensors
 from alphamoe_sanitizer_replays.plugins.protocol import PreparedReplay, find_plugin
-from alphamoe_sanitizer_replays.replays.spec import ReplaySpec, TensorPlace, read_spec
+from alphamoe_sanitizer_replays.replays.spec import ReplaySpec, TensorPlace, outputs_file, read_spec
 from alphamoe_sanitizer_replays.results import ReplayResult
 from alphamoe_sanitizer_replays.tool.environment import SPAWNED_VARIABLE
 from alphamoe_sanitizer_replays.tool.leash import die_with_launcher
@@ -138,8 +138,8 @@ def _replay(spec: ReplaySpec, timings_s: dict[str, float]) -> ReplayResult:
     launched = time.perf_counter()
     outputs = prepared.outputs()
     timings_s["launch"], timings_s["download"] = launched - started, time.perf_counter() - launched
-    name = f"{Path(spec.result).stem}.outputs.safetensors"
-    save_tensors(Path(spec.result).with_name(name), outputs)
+    saved = outputs_file(Path(spec.result))
+    save_tensors(saved, outputs)
     times = _timed(prepared, spec.repeats, device)
     return ReplayResult(
         status="launched",
@@ -156,7 +156,7 @@ def _replay(spec: ReplaySpec, timings_s: dict[str, float]) -> ReplayResult:
         timings_s=timings_s,
         kernel_us=times if device.type == "cuda" else (),
         cpu_us=times if device.type != "cuda" else (),
-        outputs=name,
+        outputs=saved.name,
     )
 
 

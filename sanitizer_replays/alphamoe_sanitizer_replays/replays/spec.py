@@ -66,6 +66,11 @@ def read_spec(path: Path) -> ReplaySpec:
     return spec
 
 
+def outputs_file(result: Path) -> Path:
+    """Give the file that a replay process leaves its outputs in: beside its result, whatever that says."""
+    return result.with_name(f"{result.stem}.outputs.safetensors")
+
+
 def child_argv(spec_path: Path) -> tuple[str, ...]:
     """Give the command line of the replay process."""
     # -P: no module of the working directory may stand in for one of ours.

@@ -7,10 +7,12 @@ tells the reader why a result is open, and which symbol the call has.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from pathlib import Path
 
 from alphamoe_sanitizer_replays.replays.job import ReplayInputs, prepare_job, stumble
+from alphamoe_sanitizer_replays.replays.spec import outputs_file
 from alphamoe_sanitizer_replays.results import ReplayResult, Witness
 from alphamoe_sanitizer_replays.tool.sanitizer import run_plain
 from alphamoe_tracers.errors import AlphaMoEError
@@ -47,8 +49,8 @@ def run_witness(
     result = run.result
     if result is None:
         return Witness(problem=run.problems[0] if run.problems else f"it ended by {run.signal or run.exit_code}")
-    if result.outputs is not None:
-        folder.joinpath(Path(result.outputs).name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        outputs_file(job.result).unlink()
     return witness_of(result)
 
 

@@ -32,6 +32,5 @@ def report_folder(options: SessionOptions, plan: Plan) -> Iterator[Path]:
         if whole.relative_to(parent).parts[0] in _OWN_NAMES and (parent / "report.json").is_file():
             raise UsageError(f"{folder} lies in the report {parent}", "name another folder with --out")
     with locked_folder(folder):
-        inputs = [own.stored.path for own in plan.captures]
-        clear_folder(folder, _OWN_NAMES.__contains__, options.force, inputs, "report")
+        clear_folder(folder, _OWN_NAMES.__contains__, options.force, (*options.paths, *plan.found), "report")
         yield folder

@@ -86,6 +86,8 @@ class Plan:
     run_id: str | None
     run: Path | None
     """The run bundle, where exactly one was named."""
+    found: tuple[Path, ...]
+    """Every capture, and what looks like one, chosen or not."""
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -178,6 +180,7 @@ def plan_session(options: SessionOptions) -> Plan:
         ),
         run_id,
         run,
+        tuple(place for own in folders.values() for place in (*own.captures, *(left.path for left in own.left_out))),
     )
 
 

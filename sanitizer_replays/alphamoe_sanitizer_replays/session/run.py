@@ -65,7 +65,10 @@ def run_session(
     work = SessionWork(options, plan, folder, device, tool_path, told)
     if not trouble:
         work.run(interrupts or Interrupts())
-    judged = [_judged(made, work.controls, allow, today, options) for made in of_one_build(work.made)]
+    made_runs = of_one_build(work.made)
+    if tool_path is not None and made_runs and (changed := tool_path.changed()):
+        made_runs = [own.with_problem(changed) for own in made_runs]
+    judged = [_judged(made, work.controls, allow, today, options) for made in made_runs]
     reason = trouble or ("interrupted before every replay was made" if work.interrupted else "")
     entries = {(entry.capture, entry.variant, entry.tool): entry for entry in (*(e for e, _ in judged), *work.failed)}
     ordered = tuple(

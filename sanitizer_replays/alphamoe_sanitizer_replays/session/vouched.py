@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alphamoe_tracers.errors import UsageError
+from alphamoe_sanitizer_replays.captures.store import looks_like_run
+from alphamoe_tracers.errors import EvidenceError, UsageError
 
 if TYPE_CHECKING:
     from alphamoe_profiler.bundle import RunBundle
@@ -16,7 +17,7 @@ def bundle_of(path: Path) -> Path | None:
     """Give the run bundle that a path is, or whose folder of captures it lies in, however deep."""
     path = path.absolute()
     for folder in (path, *path.parents):
-        if (folder / "run.json").is_file() and path.relative_to(folder).parts[:1] in ((), ("captures",)):
+        if looks_like_run(folder) and path.relative_to(folder).parts[:1] in ((), ("captures",)):
             return folder
     return None
 
@@ -37,12 +38,14 @@ def open_bundle(path: Path, captures: Sequence[Path]) -> RunBundle:
 
     Raises:
         UsageError: its files contradict each other, or a capture is reached through a link out of it.
-        EvidenceError: run.json is damaged.
+        EvidenceError: run.json is gone or damaged.
     """
     from alphamoe_profiler.bundle import RunBundle
     from alphamoe_profiler.bundle_check import contradictions
     from alphamoe_profiler.bundle_files import inside
 
+    if not (path / "run.json").is_file():
+        raise EvidenceError(f"{path / 'run.json'}: gone, or no plain file", "was the run cut short?")
     bundle = RunBundle.open(path)
     for folder in captures:
         inside(path, (folder / "capture.json").as_posix())

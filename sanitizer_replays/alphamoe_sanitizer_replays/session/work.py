@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -14,7 +15,8 @@ import msgspec
 from alphamoe_sanitizer_replays.controls.judge import ControlRun
 from alphamoe_sanitizer_replays.controls.session import ControlSession
 from alphamoe_sanitizer_replays.plugins.protocol import CompiledAhead
-from alphamoe_sanitizer_replays.replays.job import ReplayInputs, prepare_inputs, run_replay, stumble
+from alphamoe_sanitizer_replays.replays.job import RESULT_FILE, ReplayInputs, prepare_inputs, run_replay, stumble
+from alphamoe_sanitizer_replays.replays.spec import outputs_file
 from alphamoe_sanitizer_replays.replays.witness import Witnesses
 from alphamoe_sanitizer_replays.reports.records import ReplayEntry, many, replay_named
 from alphamoe_sanitizer_replays.results import ControlReport, OutputCheck, Tool, ToolRun
@@ -53,6 +55,10 @@ class Made:
     ahead: CompiledAhead
     inputs: frozenset[Path]
     """Files outside the capture that it read."""
+
+    def with_problem(self, problem: str) -> Made:
+        """Give the same process with one more reason why it proves nothing."""
+        return replace(self, run=msgspec.structs.replace(self.run, problems=(*self.run.problems, problem)))
 
 
 class SessionWork:
@@ -182,8 +188,9 @@ class SessionWork:
                 timeout_s=self._options.timeout_s,
             )
             run = msgspec.structs.replace(run, witness=witness)
-        if not self._options.keep_inputs and run.result is not None and run.result.outputs is not None:
-            (folder / Path(run.result.outputs).name).unlink(missing_ok=True)
+        if not self._options.keep_inputs:
+            with contextlib.suppress(OSError):
+                outputs_file(folder / RESULT_FILE).unlink()
         files = {Path(place.file) for place in inputs.places}
         return Made(wanted, run, output, ahead, frozenset(files))
 
@@ -245,7 +252,7 @@ def _mixed(own: Made, builds: set[tuple[str | None, str | None]]) -> Made:
     named = ", ".join(sorted((cubin or "unknown")[:12] for _, cubin in builds))
     problem = f"the replays of this capture and variant ran {len(builds)} builds of the kernel (cubins {named})"
     hint = "was the source saved again during the session?"
-    return replace(own, run=msgspec.structs.replace(own.run, problems=(*own.run.problems, f"{problem}: {hint}")))
+    return own.with_problem(f"{problem}: {hint}")
 
 
 def _as_completed(futures: Iterable[Future[ControlRun]]) -> Iterable[Future[ControlRun]]:

@@ -95,7 +95,7 @@ def finding_of(tool: Tool, lines: Sequence[str], target: tuple[str, ...], filter
         thread=_position(_THREAD, text),
         other_thread=_other_thread(text) if len(accesses) > 1 else None,
         block=_position(_BLOCK, text),
-        cluster_rank=int(rank[1]) if rank else None,
+        cluster_rank=int(rank[1][:9]) if rank else None,
         address=address[1] if address else None,
         api=api[1] if api else None,
         count=count,

@@ -11,6 +11,9 @@ from pathlib import Path
 
 from alphamoe_tracers.errors import UsageError
 
+MARK = ".alphamoe-trace"
+"""An empty file in a folder that this program writes, and so may empty again."""
+
 
 @contextlib.contextmanager
 def locked_folder(folder: Path) -> Iterator[Path]:
@@ -43,6 +46,8 @@ def locked_folder(folder: Path) -> Iterator[Path]:
         yield folder
     finally:
         if held:
+            if [entry.name for entry in folder.iterdir()] == [MARK]:
+                (folder / MARK).unlink()
             remove_empty((folder, *made))
         os.close(handle)
 
@@ -90,10 +95,13 @@ def clear_folder(folder: Path, own: Callable[[str], bool], force: bool, kept: It
         UsageError: it holds something else, a path of ``kept``, what another session holds, or anything without
             ``force``.
     """
-    found = sorted(folder.iterdir())
+    found = sorted(entry for entry in folder.iterdir() if entry.name != MARK)
     strangers = [entry.name for entry in found if not own(entry.name)]
     if strangers:
         raise UsageError(f"{folder} holds {strangers[0]}, which is of no {kind}", "name another folder with --out")
+    if found and not (folder / MARK).is_file():
+        told = f"{folder} holds {found[0].name}, and nothing says that a {kind} of this program wrote it"
+        raise UsageError(told, "name another folder with --out")
     if found and not force:
         raise UsageError(f"{folder} holds a {kind} already", "replace it with --force, or name another with --out")
     if any(path.resolve().is_relative_to(folder.resolve()) for path in kept):
@@ -101,6 +109,7 @@ def clear_folder(folder: Path, own: Callable[[str], bool], force: bool, kept: It
     for name, *_ in (below for entry in found if not entry.is_symlink() for below in os.walk(entry)):
         if _is_held(Path(name)):
             raise UsageError(f"{name} is in use by another session", "wait for its end, or name another with --out")
+    (folder / MARK).touch()
     for entry in found:
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)

@@ -18,6 +18,7 @@ from pathlib import Path
 from alphamoe_profiler.redact import redact_argv
 from alphamoe_sanitizer_replays.results import Finding, ReplayResult, Tool, ToolLog, ToolRun, read_result
 from alphamoe_sanitizer_replays.tool.environment import SPAWNED_VARIABLE, child_environment
+from alphamoe_sanitizer_replays.tool.file_state import FileState, file_state
 from alphamoe_sanitizer_replays.tool.log import MAX_LOG_BYTES, parse_log
 from alphamoe_sanitizer_replays.tool.process_group import GRACE_S, Ended, run_group
 from alphamoe_sanitizer_replays.tool.xml_records import MAX_XML_BYTES, parse_xml
@@ -52,6 +53,19 @@ class ToolPath:
     path: Path
     version: str | None
     """``2025.3.1.0``; null where it does not say, and then nothing that it finds clean counts."""
+    file: FileState
+    """Of the program, when it was asked."""
+
+    def changed(self) -> str:
+        """Say how it is no longer the tool that was found; empty where it is."""
+        told = f"{self.path} was changed during the session"
+        if file_state(self.path) != self.file:
+            return told
+        try:
+            version = tool_version(self.path)
+        except EvidenceError as error:
+            return f"{told}: {error}"
+        return "" if version == self.version else f"{told}: it was {self.version} and is {version or 'of no version'}"
 
 
 @dataclass(frozen=True)
@@ -93,17 +107,22 @@ def find_tool(explicit: str | None = None) -> ToolPath:
             found = shutil.which(named)
             if found is None:
                 raise UsageError(f"{where} {named}: no such program", f"name the file {EXECUTABLE} of a CUDA toolkit")
-            return ToolPath(Path(found), tool_version(Path(found)))
+            return _asked(Path(found))
     home = os.environ.get("CUDA_HOME")
     folders = [f"{home}/bin"] if home else []
     for folder in (None, *folders, "/usr/local/cuda/bin"):
         found = shutil.which(EXECUTABLE, path=folder)
         if found is not None:
-            return ToolPath(Path(found), tool_version(Path(found)))
+            return _asked(Path(found))
     raise EvidenceError(
         f"{EXECUTABLE} was not found",
         f"install the CUDA toolkit, or name the program with --sanitizer or ${PATH_VARIABLE}",
     )
+
+
+def _asked(path: Path) -> ToolPath:
+    file = file_state(path)
+    return ToolPath(path, tool_version(path), file)
 
 
 def tool_version(path: Path) -> str | None:

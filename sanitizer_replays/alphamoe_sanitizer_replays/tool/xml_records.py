@@ -66,6 +66,8 @@ def parse_xml(path: Path, tool: Tool, target: tuple[str, ...], filtered: bool) -
         if ended and reader.root_open:  # well-formed as far as it goes: the tool was killed while it wrote
             return XmlRecords(reader.found.findings(), reader.records, cut=True)
         raise EvidenceError(f"{path}: byte {reader.parser.ErrorByteIndex}: {error}", "was the tool killed?") from error
+    except (LookupError, ValueError) as error:  # an encoding that expat asks Python for
+        raise EvidenceError(f"{path}: {error}", "it should be UTF-8") from error
     return XmlRecords(reader.found.findings(), reader.records, cut=False)
 
 

@@ -124,8 +124,9 @@ class _Sorted:
     def __init__(self, run: ToolRun, allow: AllowList, today: datetime.date) -> None:
         found = () if run.log is None else run.log.findings
         self.target = [finding for finding in found if finding.in_target]
-        if not self.target:  # kept only where the XML does not agree with the log
-            self.target = [finding for finding in run.xml_findings if finding.in_target]
+        if all(allow.match(finding, run.tool_version, today)[0] == "allowed" for finding in self.target):
+            # These are kept only where the XML does not agree with the log.
+            self.target += [finding for finding in run.xml_findings if finding.in_target]
         rest = [finding for finding in found if not finding.in_target]
         self.api = [finding for finding in rest if finding.kind == "api"]
         self.internal = [finding for finding in rest if finding.kind == "internal"]
