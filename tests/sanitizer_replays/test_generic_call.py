@@ -36,7 +36,7 @@ def compared(captured: list[Tensor], replayed: list[Tensor]) -> OutputCheck:
     capture = Capture(
         plugin="callable", symbols=(), rank=0, rank_source="none", M=1, tensors=infos, versions={}, created="", **fields
     )
-    stored = Held(Path(), capture)
+    stored = Held(Path(), capture, "")
     object.__setattr__(stored, "held", outputs)
     return GenericCall().check(stored, {}, dict(zip(outputs, replayed, strict=True)))
 
