@@ -32,6 +32,7 @@ from alphamoe_sanitizer_replays.replays.single import ReplayReport, replay_captu
 from alphamoe_sanitizer_replays.replays.spec import read_spec
 from alphamoe_sanitizer_replays.results import OutputCheck, ReplayResult, read_result
 from alphamoe_sanitizer_replays.tool.environment import child_environment
+from alphamoe_sanitizer_replays.tool.folder_lock import MARK
 from alphamoe_tracers.errors import EvidenceError, UsageError
 
 PLUGINS = Path(__file__).parent / "replay_plugins"
@@ -67,7 +68,7 @@ def test_a_capture_with_seeded_weights_replays_to_its_own_output(tmp_path: Path,
     assert (result.status, result.variant, result.caching_allocator) == ("launched", "reference", False)
     assert (len(result.cpu_us), result.kernel_us) == (2, ())
     assert {"process_start", "imports", "upload", "launch", "download"} <= set(result.timings_s)
-    assert sorted(path.name[:7] for path in (tmp_path / "out").iterdir()) == ["inputs-", "none"]
+    assert sorted(path.name[:7] for path in (tmp_path / "out").iterdir()) == [MARK[:7], "inputs-", "none"]
 
 
 def test_stored_weights_are_replayed_where_they_lie(tmp_path: Path) -> None:
@@ -75,7 +76,7 @@ def test_stored_weights_are_replayed_where_they_lie(tmp_path: Path) -> None:
     stored = make_capture(tmp_path / "captures", store_weights=True)
     report = replay_capture(stored.path, device="cpu", out=tmp_path / "out")
     assert report.replays[0].output.verdict == "PASS"
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["none"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [MARK, "none"]
 
 
 def test_weights_of_another_seed_are_refused(tmp_path: Path) -> None:
