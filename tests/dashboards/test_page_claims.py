@@ -20,7 +20,7 @@ def test_a_file_that_cannot_be_written_is_one_clear_line(
     (tmp_path / "file").write_text("")
     assert main(["dashboard", str(golden_run), "-o", str(tmp_path / "file" / "page.html")]) == 2
     told = capsys.readouterr().err
-    assert "cannot be written" in told
+    assert "there is no folder" in told
     assert told.count("\n") == 1
 
 

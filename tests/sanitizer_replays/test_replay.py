@@ -159,7 +159,7 @@ def test_a_wrong_captured_output_fails_although_the_replay_repeats_it(tmp_path: 
         def load(self, name: str) -> Tensor:
             return doubled["out"] if name == "out" else super().load(name)
 
-    twice = Twice(stored.path, stored.capture)
+    twice = Twice(stored.path, stored.capture, stored.sha256)
     failed = check(twice, doubled, tmp_path)
     assert failed.verdict == "FAIL"
     assert failed.max_abs_error == 0

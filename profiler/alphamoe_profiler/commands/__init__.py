@@ -71,7 +71,7 @@ def check_outside_runs(place: Path | None, option: str) -> None:
     Raises:
         UsageError: it lies in one.
     """
-    whole = place.resolve() if place is not None else Path("/")
+    whole = Path(os.path.realpath(place if place is not None else "/"))
     for folder in whole.parents:
         if whole.relative_to(folder).parts[0] != _REPORTS and _is_bundle(folder):
             raise UsageError(

@@ -99,16 +99,17 @@ def clear_folder(folder: Path, own: Callable[[str], bool], force: bool, kept: It
     strangers = [entry.name for entry in found if not own(entry.name)]
     if strangers:
         raise UsageError(f"{folder} holds {strangers[0]}, which is of no {kind}", "name another folder with --out")
+    for name, *_ in (below for entry in found if not entry.is_symlink() for below in os.walk(entry)):
+        if _is_held(Path(name)):
+            raise UsageError(f"{name} is in use by another session", "wait for its end, or name another with --out")
     if found and not (folder / MARK).is_file():
         told = f"{folder} holds {found[0].name}, and nothing says that a {kind} of this program wrote it"
         raise UsageError(told, "name another folder with --out")
     if found and not force:
         raise UsageError(f"{folder} holds a {kind} already", "replace it with --force, or name another with --out")
-    if any(path.resolve().is_relative_to(folder.resolve()) for path in kept):
+    whole = folder.resolve()
+    if any(Path(os.path.realpath(path)).is_relative_to(whole) for path in kept):  # a link may lead back to itself
         raise UsageError(f"{folder} holds captures that this {kind} reads", "name another folder with --out")
-    for name, *_ in (below for entry in found if not entry.is_symlink() for below in os.walk(entry)):
-        if _is_held(Path(name)):
-            raise UsageError(f"{name} is in use by another session", "wait for its end, or name another with --out")
     (folder / MARK).touch()
     for entry in found:
         if entry.is_dir() and not entry.is_symlink():
