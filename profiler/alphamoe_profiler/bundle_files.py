@@ -134,10 +134,22 @@ def read_json(path: Path, kind: type[T]) -> T:
     return decode_json(text, kind, str(path))
 
 
+def is_of_a_run(document: Path) -> bool:
+    """Say whether a ``run.json`` is that of a run bundle, or may have been: other programs write files of that name.
+
+    One that is gone or cannot be read may have been.
+    """
+    try:
+        return "schema_version" in read_json(document, dict[str, Any])
+    except EvidenceError:
+        return True
+
+
 def _at_once(path: str, flags: int) -> int:
     """Open a plain file; a pipe of that name would be waited for without end."""
     handle = os.open(path, flags | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(handle).st_mode) and not stat.S_ISDIR(os.fstat(handle).st_mode):
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         os.close(handle)
         raise OSError(errno.EINVAL, "it is no plain file", path)
     return handle

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -62,6 +63,12 @@ def captures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for M in (3, 5):
         make_capture(folder, M=M)
     return folder
+
+
+@pytest.fixture
+def folder(captures: Path, tmp_path: Path) -> Path:
+    """Two captures, M 3 and M 5, to be tampered with."""
+    return shutil.copytree(captures, tmp_path / "captures")
 
 
 @pytest.fixture

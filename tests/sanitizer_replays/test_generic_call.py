@@ -12,7 +12,7 @@ from torch import Tensor
 
 from alphamoe_sanitizer_replays.captures.records import Capture, GeometryRecord, TensorInfo
 from alphamoe_sanitizer_replays.captures.store import StoredCapture
-from alphamoe_sanitizer_replays.plugins.generic_call import GenericCall
+from alphamoe_sanitizer_replays.plugins.callable_call import CallableCall
 from alphamoe_sanitizer_replays.results import OutputCheck
 from alphamoe_tracers.errors import EvidenceError
 
@@ -38,7 +38,7 @@ def compared(captured: list[Tensor], replayed: list[Tensor]) -> OutputCheck:
     )
     stored = Held(Path(), capture, "")
     object.__setattr__(stored, "held", outputs)
-    return GenericCall().check(stored, {}, dict(zip(outputs, replayed, strict=True)))
+    return CallableCall().check(stored, {}, dict(zip(outputs, replayed, strict=True)))
 
 
 @pytest.mark.parametrize(
@@ -54,10 +54,10 @@ def test_a_capture_of_a_call_claims_no_more_than_its_tensors_hold(claim: dict[st
     info = TensorInfo("args.0", "input", "float32", (4, 64), "0" * 64, None)
     fields: dict[str, Any] = dict.fromkeys(("run_id", "gpu_name", "compute_capability"))
     fields |= {"plugin": "callable", "symbols": (), "rank": 0, "rank_source": "none", "M": 4, "tensors": (info,)}
-    fields |= {"versions": {}, "created": ""}
-    GenericCall().validate(StoredCapture(Path(), Capture(**fields), ""))
+    fields |= {"versions": {}, "created": "", "callable": "module:function"}
+    CallableCall().validate(StoredCapture(Path(), Capture(**fields), ""))
     with pytest.raises(EvidenceError, match=told):
-        GenericCall().validate(StoredCapture(Path(), Capture(**(fields | claim)), ""))
+        CallableCall().validate(StoredCapture(Path(), Capture(**(fields | claim)), ""))
 
 
 def noise(seed: int) -> Tensor:

@@ -21,12 +21,6 @@ SYNC = ("synccheck",)
 NAME = "alphamoe_w8a8-M=5"
 
 
-@pytest.fixture
-def folder(captures: Path, tmp_path: Path) -> Path:
-    """Two captures, M 3 and M 5, to be tampered with."""
-    return shutil.copytree(captures, tmp_path / "captures")
-
-
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -24,12 +24,6 @@ RACE = ("racecheck",)
 NAME = "alphamoe_w8a8-M=5"
 
 
-@pytest.fixture
-def folder(captures: Path, tmp_path: Path) -> Path:
-    """Two captures, M 3 and M 5, to be tampered with."""
-    return shutil.copytree(captures, tmp_path / "captures")
-
-
 def _exchanged(path: Path, of: str) -> None:
     """Let the tool put another one, or another version of what it starts, into its own place at its first replay."""
     text = path.read_text()

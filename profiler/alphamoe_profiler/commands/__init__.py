@@ -71,24 +71,17 @@ def check_outside_runs(place: Path | None, option: str) -> None:
     Raises:
         UsageError: it lies in one.
     """
-    whole = Path(os.path.realpath(place if place is not None else "/"))
+    from alphamoe_profiler.bundle_files import is_of_a_run
+
+    if place is None:
+        return
+    whole = Path(os.path.realpath(place))
     for folder in whole.parents:
-        if whole.relative_to(folder).parts[0] != _REPORTS and _is_bundle(folder):
+        within = whole.relative_to(folder).parts[0] != _REPORTS and os.path.lexists(folder / "run.json")
+        if within and is_of_a_run(folder / "run.json"):
             raise UsageError(
                 f"{option} {place} lies in the run {folder}", f"name a place elsewhere, or below {folder / _REPORTS}"
             )
-
-
-def _is_bundle(folder: Path) -> bool:
-    """Say whether a folder holds a run of ours, or what is left of one; other programs write a run.json too."""
-    if not (folder / "run.json").is_file():
-        return False
-    from alphamoe_profiler.bundle_files import read_json
-
-    try:
-        return "schema_version" in read_json(folder / "run.json", dict[str, Any])
-    except AlphaMoEError:
-        return True
 
 
 def _is_part_of(target: Path, source: Path) -> bool:

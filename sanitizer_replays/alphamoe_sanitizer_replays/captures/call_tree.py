@@ -151,7 +151,7 @@ def refuse_unreadable(value: Tensor, place: str) -> None:
     try:
         storage = value.untyped_storage()
         there_bytes = storage.nbytes() if storage.data_ptr() else 0
-    except (RuntimeError, NotImplementedError) as error:
+    except RuntimeError as error:
         raise RefusedValueError(f"{place} has no memory of its own: {error}") from error
     last = sum((size - 1) * step for size, step in zip(value.shape, value.stride(), strict=True))
     needed_bytes = (value.storage_offset() + last + 1) * value.element_size()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import runpy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -46,15 +47,15 @@ _OUTLIER = 1000.0
 _TOLD = "largest difference from the captured output, relative to the element's magnitude or its row's RMS"
 
 
-class GenericCall:
+class GenericCall(ABC):
     """A replay plug-in for any callable; subclasses say how it is found."""
 
     name = "generic"
     launches_others: Literal[True] = True
 
+    @abstractmethod
     def find(self, capture: Capture) -> Callable[..., Any]:
         """Give what is called; raises AlphaMoEError where it is not there."""
-        raise NotImplementedError
 
     def takes(self, target: str) -> bool:
         """Whether a call of this function or operator, as a capture names it, is of the kind that is found here."""

@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from alphamoe_profiler.bundle_files import read_json
+from alphamoe_profiler.bundle_files import is_of_a_run
 from alphamoe_sanitizer_replays.captures.selection import Which, among
 from alphamoe_sanitizer_replays.captures.store import FoundCaptures, StoredCapture, look_for_captures, open_capture
 from alphamoe_sanitizer_replays.plugins.protocol import find_plugin
@@ -260,15 +260,11 @@ def _bundles(folders: Mapping[Path, FoundCaptures]) -> tuple[list[RunBundle], di
 def _strangers(unread: Mapping[Path, EvidenceError], folders: Mapping[Path, FoundCaptures]) -> list[Path]:
     """Give the folders whose ``run.json`` is another program's, and vouches for no capture that was found."""
     every = [folder for found in folders.values() for folder in found.captures]
-    strangers = []
-    for root in unread:
-        try:
-            ours = "schema_version" in read_json(root / "run.json", dict[str, Any])
-        except EvidenceError:
-            continue  # it may have been of a run whose captures are gone
-        if not ours and all(place_within(own, root / "captures") is None for own in every):
-            strangers.append(root)
-    return strangers
+    return [
+        root
+        for root in unread
+        if not is_of_a_run(root / "run.json") and all(place_within(own, root / "captures") is None for own in every)
+    ]
 
 
 def _ranks_of(bundle: RunBundle, asked: Which, folders: Iterable[Path], opened: Sequence[StoredCapture]) -> list[int]:

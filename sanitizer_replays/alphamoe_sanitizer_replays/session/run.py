@@ -60,8 +60,8 @@ def run_session(
             tool_path = find_tool(options.sanitizer)
         except EvidenceError as error:
             trouble = "; ".join(filter(None, (trouble, f"{error}: {error.hint}")))
-    if trouble and device == "cpu" and all(own.facts.gpu_name is None for own in plan.captures):
-        trouble += "; the captures are of a CPU too: record them on a GPU"
+    if trouble and device == "cpu" and plan.captures and all(own.facts.gpu_name is None for own in plan.captures):
+        trouble += "; the captures name no GPU either: record them on one"
     work = SessionWork(options, plan, folder, device, tool_path, told)
     if not trouble:
         work.run(interrupts or Interrupts())

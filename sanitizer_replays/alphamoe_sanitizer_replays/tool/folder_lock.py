@@ -46,8 +46,9 @@ def locked_folder(folder: Path) -> Iterator[Path]:
         yield folder
     finally:
         if held:
-            if [entry.name for entry in folder.iterdir()] == [MARK]:
-                (folder / MARK).unlink()
+            with contextlib.suppress(OSError):  # gone
+                if [entry.name for entry in folder.iterdir()] == [MARK]:
+                    (folder / MARK).unlink()
             remove_empty((folder, *made))
         os.close(handle)
 
@@ -110,7 +111,10 @@ def clear_folder(folder: Path, own: Callable[[str], bool], force: bool, kept: It
     whole = folder.resolve()
     if any(Path(os.path.realpath(path)).is_relative_to(whole) for path in kept):  # a link may lead back to itself
         raise UsageError(f"{folder} holds captures that this {kind} reads", "name another folder with --out")
-    (folder / MARK).touch()
+    try:
+        (folder / MARK).touch()
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written: {error.strerror or error}", "name another with --out") from error
     for entry in found:
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
